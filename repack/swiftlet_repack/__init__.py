@@ -1,0 +1,1 @@
+"""Build, install and verify .qpack containers."""

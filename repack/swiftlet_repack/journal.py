@@ -1,0 +1,210 @@
+"""What an unfinished installation has done, on disk, so that a kill at any moment costs at most what was not
+recorded.
+
+Knows lines of JSON, one lock and `fsync`; not what the names in it mean. Invariants: a line is on disk before
+the call that writes it returns, so a caller that flushes bytes first and records them second never records
+bytes that can be lost; a line cut short by a crash is dropped, never guessed at; two processes cannot hold
+one journal.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import threading
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from swiftlet_mlx.errors import NotResumable
+
+from .extents import Extents
+
+FORMAT = 1
+MAX_JOURNAL_BYTES = 256_000_000  # a flush is recorded about every second at most: years of downloading fit
+
+
+class Journal:
+    """The record of one installation: who it is (`identity`) and which bytes of which source file are in
+    place.
+
+    Use `Journal.open`; it is a context manager and holds an exclusive lock until closed. Methods may be
+    called from several threads.
+    """
+
+    def __init__(self, fd: int, path: Path) -> None:
+        self._fd, self.path = fd, path
+        self._lock = threading.Lock()
+        self._size = 0
+        self.identity: dict[str, Any] = {}
+        self.extents: dict[str, Extents] = {}
+        self.verified: dict[str, str] = {}
+        self.notes: dict[str, Any] = {}
+
+    @classmethod
+    def open(cls, path: Path) -> Journal:
+        """Open or create the journal at `path` and lock it.
+
+        Raises:
+            NotResumable: if another process holds it, or it was written by a newer version.
+        """
+        new = not path.exists()
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(fd)
+            raise NotResumable(
+                f"{path.parent}: another process is installing here; wait for it or stop it"
+            ) from None
+        journal = cls(fd, path)
+        try:
+            journal._load()
+        except BaseException:
+            journal.close()
+            raise
+        if new:
+            sync_folder(path.parent)
+        return journal
+
+    def __enter__(self) -> Journal:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Release the lock. Recording afterwards is an error."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def begin(self, identity: Mapping[str, Any]) -> bool:
+        """State what is being installed; on a journal that has begun before, check that it is the same thing.
+
+        Args:
+            identity: JSON values by name; every name is compared.
+
+        Returns:
+            True if this continues earlier work.
+
+        Raises:
+            NotResumable: naming the first entry that differs, with both values.
+        """
+        wanted = json.loads(json.dumps(dict(identity)))
+        if not self.identity:
+            self._append({"format": FORMAT, "identity": wanted})
+            self.identity = wanted
+            return False
+        for key in [*wanted, *self.identity]:
+            before, now = self.identity.get(key), wanted.get(key)
+            if before != now:
+                what, before, now = _first_difference(key, before, now)
+                raise NotResumable(
+                    f"{self.path.parent}: an unfinished installation lies here with {what} {before!r}, this "
+                    f"one has {now!r}. Repeat the earlier command, choose another --output, or pass "
+                    "--restart to begin anew"
+                )
+        return True
+
+    def done(self, name: str, start: int, stop: int) -> None:
+        """Record that bytes `[start, stop)` of source file `name` are in place. Flush them before calling
+        this."""
+        with self._lock:
+            self._append({"done": [name, start, stop]})
+            self.extents.setdefault(name, Extents()).add(start, stop)
+
+    def mark_verified(self, name: str, digest: str) -> None:
+        """Record that all bytes in place for `name` were read back and have this hash."""
+        with self._lock:
+            self._append({"verified": [name, digest]})
+            self.verified[name] = digest
+
+    def note(self, key: str, value: Any) -> None:
+        """Record one JSON value by name; a later note of the same name replaces it."""
+        with self._lock:
+            self._append({"note": [key, value]})
+            self.notes[key] = value
+
+    def done_bytes(self) -> int:
+        """Bytes recorded as in place, over all files."""
+        with self._lock:
+            return sum(extents.nbytes for extents in self.extents.values())
+
+    def covered_to(self, name: str, start: int) -> int:
+        """Where the unbroken run of recorded bytes of `name` from `start` ends."""
+        with self._lock:
+            return self.extents[name].covered_to(start) if name in self.extents else start
+
+    def missing(self, name: str, size: int) -> list[tuple[int, int]]:
+        """The intervals of `[0, size)` of `name` that are not recorded, in order."""
+        with self._lock:
+            return list(self.extents.get(name, Extents()).missing(0, size))
+
+    def _append(self, entry: dict[str, Any]) -> None:
+        line = json.dumps(entry, separators=(",", ":")).encode() + b"\n"
+        view, at = memoryview(line), self._size
+        while view:
+            written = os.pwrite(self._fd, view, at)
+            view, at = view[written:], at + written
+        os.fsync(self._fd)
+        self._size = at
+
+    def _load(self) -> None:
+        size = os.fstat(self._fd).st_size
+        if size > MAX_JOURNAL_BYTES:
+            raise NotResumable(
+                f"{self.path}: {size} bytes are too many for a journal; pass --restart to begin anew"
+            )
+        text = os.pread(self._fd, size, 0)
+        for line in _whole_lines(text):
+            try:
+                self._replay(json.loads(line))
+            except (ValueError, TypeError, KeyError):
+                break
+            self._size += len(line)
+        if self._size != size:
+            os.ftruncate(self._fd, self._size)
+
+    def _replay(self, entry: dict[str, Any]) -> None:
+        if "identity" in entry:
+            if entry["format"] != FORMAT:
+                raise NotResumable(
+                    f"{self.path}: written by another version (format {entry['format']!r}, this one knows "
+                    f"{FORMAT}); finish with that version or pass --restart to begin anew"
+                )
+            self.identity = dict(entry["identity"])
+        elif "done" in entry:
+            name, start, stop = entry["done"]
+            self.extents.setdefault(str(name), Extents()).add(start, stop)
+        elif "verified" in entry:
+            name, digest = entry["verified"]
+            self.verified[str(name)] = str(digest)
+        elif "note" in entry:
+            key, value = entry["note"]
+            self.notes[str(key)] = value
+        else:
+            raise ValueError("unknown entry")
+
+
+def sync_folder(folder: Path) -> None:
+    """Make names created in or renamed into a folder survive a power cut."""
+    fd = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _whole_lines(text: bytes) -> Iterator[bytes]:
+    return (line for line in text.splitlines(keepends=True) if line.endswith(b"\n"))
+
+
+def _first_difference(key: str, before: Any, now: Any) -> tuple[str, Any, Any]:
+    """Descend into dictionaries to the entry that differs, so that a message names a file or an option, not a
+    table."""
+    while isinstance(before, dict) and isinstance(now, dict):
+        inner = next(k for k in [*now, *before] if before.get(k) != now.get(k))
+        key, before, now = f"{key} {inner}", before.get(inner), now.get(inner)
+    return key, before, now
