@@ -24,7 +24,6 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -34,9 +33,7 @@ from urllib.parse import parse_qs, quote, unquote, urlsplit
 Content = bytes | Path
 
 _SEND_BYTES = 256 * 1024
-_LOGIN_PAGE = (
-    b"<!DOCTYPE html><html><head><title>Sign in to the network</title></head><body>welcome</body></html>"
-)
+_LOGIN_PAGE = b"<!DOCTYPE html><html><head><title>Sign in to the network</title></head><body>welcome</body></html>"
 
 
 @dataclass
@@ -60,9 +57,10 @@ class Fault:
     headers: dict[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
+@dataclass
 class Request:
-    """What one request asked and what it got."""
+    """What one request asked and what it got; recorded before the answer is sent, so a client never outruns
+    it."""
 
     where: str
     method: str
@@ -117,18 +115,14 @@ class Repo:
         self.commits: dict[str, dict[str, Stored]] = {}
         self.refs: dict[str, str] = {}
 
-    def push(
-        self, files: Mapping[str, Content], *, ref: str = "main", lfs: str = "*.safetensors *.bin"
-    ) -> str:
+    def push(self, files: Mapping[str, Content], *, ref: str = "main", lfs: str = "*.safetensors *.bin") -> str:
         """Store a commit of exactly these files and return its id."""
         patterns = lfs.split()
         stored = {
             path: Stored(content, any(fnmatch.fnmatch(path, pattern) for pattern in patterns))
             for path, content in files.items()
         }
-        seed = json.dumps(
-            [self.name, len(self.commits), {path: file.sha256 for path, file in stored.items()}]
-        )
+        seed = json.dumps([self.name, len(self.commits), {path: file.sha256 for path, file in stored.items()}])
         commit = hashlib.sha1(seed.encode(), usedforsecurity=False).hexdigest()
         self.commits[commit] = stored
         self.refs[ref] = commit
@@ -158,7 +152,6 @@ class LoopbackHub:
         self.mirrors: dict[str, dict[str, Stored]] = {}
         self.faults: list[Fault] = []
         self.requests: list[Request] = []
-        self.active = self.peak_active = 0
         self.signatures: dict[str, tuple[str, float, Stored]] = {}
         self.lock = threading.Lock()
         self._servers = [_Server(self, "hub"), _Server(self, "cdn")]
@@ -231,16 +224,18 @@ class LoopbackHub:
                 return fault
         return None
 
-    @contextmanager
-    def serving(self) -> Iterator[None]:
+    def flips(self, where: str, file: str, start: int, stop: int) -> list[int]:
+        """File offsets in `[start, stop)` at which this answer is to be wrong; counts each fault as used."""
         with self.lock:
-            self.active += 1
-            self.peak_active = max(self.peak_active, self.active)
-        try:
-            yield
-        finally:
-            with self.lock:
-                self.active -= 1
+            live = [
+                f
+                for f in self.faults
+                if f.kind == "corrupt" and f.times and f.where in ("any", where) and start <= f.at < stop
+                if fnmatch.fnmatch(file, f.match)
+            ]
+            for fault in live:
+                fault.times -= fault.times > 0
+        return [fault.at for fault in live]
 
 
 class _Server(ThreadingHTTPServer):
@@ -270,21 +265,20 @@ class _Handler(BaseHTTPRequestHandler):
 
     # -- answers -----------------------------------------------------------------------------------
 
-    def _record(self, status: int, body_bytes: int) -> None:
-        hub = self.server.hub
-        with hub.lock:
-            hub.requests.append(
-                Request(
-                    self.server.where,
-                    self.command,
-                    self.path,
-                    self._file,
-                    self.headers.get("Range"),
-                    "Authorization" in self.headers,
-                    status,
-                    body_bytes,
-                )
-            )
+    def _record(self, status: int) -> Request:
+        request = Request(
+            self.server.where,
+            self.command,
+            self.path,
+            self._file,
+            self.headers.get("Range"),
+            "Authorization" in self.headers,
+            status,
+            body_bytes=0,
+        )
+        with self.server.hub.lock:
+            self.server.hub.requests.append(request)
+        return request
 
     def _answer(self, status: int, body: bytes, kind: str, headers: Mapping[str, str] | None = None) -> None:
         self.send_response(status)
@@ -292,10 +286,10 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(len(body)))
         for name, value in (headers or {}).items():
             self.send_header(name, value)
+        self._record(status)
         self.end_headers()
         if self.command != "HEAD":
             self.wfile.write(body)
-        self._record(status, 0)
 
     def _json(self, value: Any) -> None:
         self._answer(200, json.dumps(value).encode(), "application/json; charset=utf-8")
@@ -304,9 +298,7 @@ class _Handler(BaseHTTPRequestHandler):
         extra = {"X-Error-Message": message, **(headers or {})}
         if code:
             extra["X-Error-Code"] = code
-        self._answer(
-            status, json.dumps({"error": message}).encode(), "application/json; charset=utf-8", extra
-        )
+        self._answer(status, json.dumps({"error": message}).encode(), "application/json; charset=utf-8", extra)
 
     def _redirect(self, location: str, status: int, headers: Mapping[str, str]) -> None:
         body = f"Redirecting to {location}".encode()
@@ -335,21 +327,20 @@ class _Handler(BaseHTTPRequestHandler):
         self._file = None
         parts = urlsplit(self.path)
         path = unquote(parts.path)
-        with self.server.hub.serving():
-            if self.server.where == "cdn":
-                self._storage(parts.query)
-            elif path.startswith("/api/models/"):
-                self._api(path.removeprefix("/api/models/"), parts.query)
-            elif path.startswith("/api/resolve-cache/models/"):
-                org, name, commit, file = path.removeprefix("/api/resolve-cache/models/").split("/", 3)
-                self._resolve(f"{org}/{name}", commit, file, cached=True)
-            elif path.startswith("/mirror/"):
-                name, _, file = path.removeprefix("/mirror/").partition("/")
-                self._static(name, file)
-            elif match := re.fullmatch(r"/([^/]+/[^/]+)/resolve/([^/]+)/(.+)", path):
-                self._resolve(match[1], match[2], match[3], cached=False)
-            else:
-                self._refuse(404, "", "Sorry, we can't find the page you are looking for.")
+        if self.server.where == "cdn":
+            self._storage(parts.query)
+        elif path.startswith("/api/models/"):
+            self._api(path.removeprefix("/api/models/"), parts.query)
+        elif path.startswith("/api/resolve-cache/models/"):
+            org, name, commit, file = path.removeprefix("/api/resolve-cache/models/").split("/", 3)
+            self._resolve(f"{org}/{name}", commit, file, cached=True)
+        elif path.startswith("/mirror/"):
+            name, _, file = path.removeprefix("/mirror/").partition("/")
+            self._static(name, file)
+        elif match := re.fullmatch(r"/([^/]+/[^/]+)/resolve/([^/]+)/(.+)", path):
+            self._resolve(match[1], match[2], match[3], cached=False)
+        else:
+            self._refuse(404, "", "Sorry, we can't find the page you are looking for.")
 
     def _seen(self, name: str) -> Repo | None:
         """The repository, if this client may know that it exists; otherwise the answer is sent."""
@@ -487,36 +478,28 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header("Content-Range", f"bytes {start}-{stop - 1}/{size}")
         for name, value in headers.items():
             self.send_header(name, value)
+        request = self._record(status)
         self.end_headers()
-        sent = 0
-        try:
-            if self.command != "HEAD":
-                for block in self._spoil_body(stored, where, start, stop):
-                    self.wfile.write(block)
-                    sent += len(block)
-                    if hub.bytes_per_second:
-                        time.sleep(len(block) / hub.bytes_per_second)
-        finally:
-            self._record(status, sent)
+        if self.command != "HEAD":
+            for block in self._spoil_body(stored, where, start, stop):
+                request.body_bytes += len(block)
+                self.wfile.write(block)
+                if hub.bytes_per_second:
+                    time.sleep(len(block) / hub.bytes_per_second)
         return None
 
     def _spoil_body(self, stored: Stored, where: str, start: int, stop: int) -> Iterator[bytes]:
         hub, file = self.server.hub, self._file or ""
         cut = hub.pick("drop close stall", where, file)
-        wrong = next(
-            (f for f in hub.faults if f.kind == "corrupt" and f.times and start <= f.at < stop), None
-        )
-        if wrong is not None:
-            wrong = hub.pick("corrupt", where, file)
+        flips = hub.flips(where, file, start, stop)
         at = start
         step = max(1, int(hub.bytes_per_second / 50)) if hub.bytes_per_second else _SEND_BYTES
         for whole in stored.blocks(start, stop):
             for first in range(0, len(whole), step):
                 block = whole[first : first + step]
-                if wrong is not None and at <= wrong.at < at + len(block):
-                    spoilt = bytearray(block)
-                    spoilt[wrong.at - at] ^= 0x10
-                    block = bytes(spoilt)
+                for flip in flips:
+                    if at <= flip < at + len(block):
+                        block = block[: flip - at] + bytes([block[flip - at] ^ 0x10]) + block[flip - at + 1 :]
                 if cut is not None and at - start + len(block) >= cut.at:
                     yield block[: max(0, cut.at - (at - start))]
                     self._cut(cut)

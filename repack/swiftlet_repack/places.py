@@ -123,6 +123,11 @@ class Places:
         """Where a relative path lies."""
         return self.root / safe_relative(target, str(self.root))
 
+    def create(self) -> None:
+        """Create every file of `sizes` that is not there yet, so that empty ones exist too."""
+        for target in self.sizes:
+            self._fd(target)
+
     def write(self, route: Route, at: int, data: bytes) -> None:
         """Put source bytes `[at, at + len(data))` where they belong.
 
