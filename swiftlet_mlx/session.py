@@ -1,0 +1,476 @@
+"""One conversation on an engine: its messages, its turns, its file.
+
+Knows completions and messages; the caches live in the engine's store, found again by token ids. Invariant:
+the conversation is its messages. Whatever was sent, edited, undone or cancelled, the next reply is the one
+that a fresh session with the same messages would give.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from . import sessionfile
+from .completion import Ask, Completions
+from .engine import Engine, Stream
+from .errors import ContextFull, MessageError, OptionError, SessionBusy
+from .events import Event, Finish, FinishReason, Statistics, TextDelta, ThinkingDelta, ToolCall
+from .generation import Request, Token
+from .messages import Message, checked_messages
+
+MIN_REPLY_TOKENS = 64
+"""A turn is refused when the context holds less than this, or the asked-for budget, for the reply."""
+
+
+class Turn:
+    """A reply on its way. Iterate it once, with `for` or `async for`; leaving the loop early cancels it.
+
+    When the events have ended, however they did, the session's messages are up to date and `text`,
+    `thinking`, `tool_calls`, `statistics` and `finish` say what came.
+    """
+
+    def __init__(self, session: Session, stream: Stream) -> None:
+        self._session = session
+        self._stream = stream
+        self._error: BaseException | None = None
+        self._cancelled = False
+        self.text = ""
+        self.thinking = ""
+        self.tool_calls: list[ToolCall] = []
+        self.statistics: Statistics | None = None
+        self.finish: Finish | None = None
+
+    def __iter__(self) -> Iterator[Event]:
+        try:
+            for event in self._stream:
+                self._note(event)
+                yield event
+        except Exception as error:
+            self._fail(error)
+            raise
+        finally:
+            self.close()
+
+    async def __aiter__(self) -> AsyncIterator[Event]:
+        try:
+            async for event in self._stream:
+                self._note(event)
+                yield event
+        except Exception as error:
+            self._fail(error)
+            raise
+        finally:
+            self.cancel()
+            async for event in self._stream:
+                self._note(event)
+
+    def cancel(self) -> None:
+        """Ask for the end; the events go on to a Finish. From any thread."""
+        self._cancelled = True
+        self._stream.cancel()
+
+    @property
+    def ending(self) -> bool:
+        """True once it has been cancelled or the engine has finished, though events may wait to be read."""
+        return self._cancelled or self._stream.done
+
+    def close(self) -> None:
+        """Cancel what is left and wait until the engine has let go."""
+        if self.done:
+            return
+        self.cancel()
+        try:
+            for event in self._stream:
+                self._note(event)
+        except Exception as error:
+            self._fail(error)
+
+    @property
+    def done(self) -> bool:
+        """True once the reply is over and the session's messages hold it."""
+        return self.finish is not None or self._error is not None
+
+    def __enter__(self) -> Turn:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _note(self, event: Event) -> None:
+        if isinstance(event, TextDelta):
+            self.text += event.text
+        elif isinstance(event, ThinkingDelta):
+            self.thinking += event.text
+        elif isinstance(event, ToolCall):
+            self.tool_calls.append(event)
+        elif isinstance(event, Statistics):
+            self.statistics = event
+        elif isinstance(event, Finish):
+            self.finish = event
+            self._session._ended(self)
+
+    def _fail(self, error: BaseException) -> None:
+        if not self.done:
+            self._error = error
+            self._session._ended(self)
+
+
+class Session:
+    """A conversation.
+
+    Args:
+        model: an Engine, a Completions, or a model as `swiftlet_mlx.load` returns it. With a bare model the
+            session makes an engine of its own, and `close()` ends it.
+        tokenizer: with a bare model, its tokenizer.
+        system: the system prompt.
+        messages: a conversation to go on with, in OpenAI's form.
+        ask: how replies are wanted, unless `send` says otherwise.
+
+    What happens to a turn that ends early: a reply that was cancelled, or cut by its budget, stays in the
+    history as far as it was given out. A turn that ends before any answer was given out (in the middle of a
+    thought, say) is taken back, question included, and so is one that fails.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: Any = None,
+        *,
+        system: str | None = None,
+        messages: Iterable[Message] = (),
+        ask: Ask | None = None,
+        **engine_options: Any,
+    ) -> None:
+        self._own_engine: Engine | None = None
+        if isinstance(model, Completions):
+            self.completions = model
+        elif isinstance(model, Engine):
+            self.completions = Completions(model)
+        elif tokenizer is None:
+            raise OptionError("A session on a bare model needs its tokenizer too: Session(model, tokenizer).")
+        else:
+            self._own_engine = Engine(lambda: (model, tokenizer), **engine_options)
+            self.completions = Completions(self._own_engine)
+        self.ask = ask or Ask()
+        self._lock = threading.RLock()
+        self._turn: Turn | None = None
+        self._preparing: Stream | None = None
+        self._messages: list[dict[str, Any]] = []
+        self._before: list[dict[str, Any]] = []
+        given = list(messages)
+        self._messages = checked_messages(given) if given else []
+        if system is not None:
+            self.system = system
+
+    # ---- the conversation
+    # ----------------------------------------------------------------------------------------
+
+    @property
+    def messages(self) -> list[dict[str, Any]]:
+        """The conversation so far, oldest first. A copy; `edit` and the others change it."""
+        with self._lock:
+            return [dict(m) for m in self._messages]
+
+    @property
+    def system(self) -> str:
+        """The system prompt; empty if there is none. Setting it keeps the rest of the conversation."""
+        with self._lock:
+            first = self._messages[:1]
+            return str(first[0]["content"]) if first and first[0]["role"] == "system" else ""
+
+    @system.setter
+    def system(self, text: str) -> None:
+        with self._changing():
+            rest = self._messages[self._starts_with_system() :]
+            self._messages = [*([{"role": "system", "content": text}] if text else []), *rest]
+
+    def send(self, message: str | Message | Sequence[Message], ask: Ask | None = None, **options: Any) -> Turn:
+        """Say something and have it answered.
+
+        Args:
+            message: the user's words, or one or more messages (tool results, say).
+            ask: how the reply is wanted; None takes the session's.
+            options: fields of Ask or Sampling to change for this turn: `send("Hi", temperature=0,
+                max_tokens=9)`.
+
+        Returns:
+            The turn, already under way.
+
+        Raises:
+            SessionBusy: the last turn is still going on.
+            MessageError, OptionError: the message or an option cannot be honoured.
+            ContextFull: history and reply do not fit; see `drop_oldest`.
+        """
+        if isinstance(message, str):
+            new: list[Message] = [{"role": "user", "content": message}]
+        elif isinstance(message, Mapping):
+            new = [message]
+        else:
+            new = list(message)
+        with self._changing():
+            return self._answer([*self._messages, *checked_messages(new)], ask, options)
+
+    def regenerate(self, ask: Ask | None = None, **options: Any) -> Turn:
+        """Answer the last question again. The old answer is gone once the new one has begun.
+
+        Raises:
+            MessageError: there is nothing to answer.
+            SessionBusy, OptionError, ContextFull: as `send` does.
+        """
+        with self._changing():
+            last = self._last_question()
+            return self._answer(self._messages[: last + 1], ask, options)
+
+    def edit(self, n: int, text: str) -> None:
+        """Replace the text of message n and drop everything after it; `regenerate` then answers it.
+
+        Args:
+            n: place in `messages`; negative counts from the end.
+
+        Raises:
+            MessageError: there is no such message.
+            SessionBusy: a turn is going on.
+        """
+        with self._changing():
+            if not -len(self._messages) <= n < len(self._messages):
+                raise MessageError(f"There is no message {n}; there are {len(self._messages)}.")
+            n %= len(self._messages)
+            kept = {k: v for k, v in self._messages[n].items() if k != "reasoning_content"}
+            self._messages = [*self._messages[:n], {**kept, "content": text}]
+
+    def undo(self) -> str:
+        """Drop the last exchange and return its question, for another try.
+
+        Raises:
+            MessageError: there is none.
+            SessionBusy: a turn is going on.
+        """
+        with self._changing():
+            last = self._last_question()
+            text = str(self._messages[last]["content"])
+            self._messages = self._messages[:last]
+            return text
+
+    def drop_oldest(self) -> list[dict[str, Any]]:
+        """Drop the oldest exchange, to make room; the system prompt stays.
+
+        Returns:
+            The messages dropped.
+
+        Raises:
+            MessageError: there is none.
+            SessionBusy: a turn is going on.
+        """
+        with self._changing():
+            users = [i for i, m in enumerate(self._messages) if m["role"] == "user"]
+            if not users:
+                raise MessageError("There is no exchange to drop.")
+            end = users[1] if len(users) > 1 else len(self._messages)
+            dropped = self._messages[users[0] : end]
+            self._messages = self._messages[: users[0]] + self._messages[end:]
+            return dropped
+
+    def reset(self) -> None:
+        """Forget the conversation; the system prompt stays.
+
+        Raises:
+            SessionBusy: a turn is going on.
+        """
+        with self._changing():
+            self._messages = self._messages[: self._starts_with_system()]
+
+    def cancel(self) -> None:
+        """End the turn that is going on, if one is. From any thread."""
+        turn = self._turn
+        if turn is not None:
+            turn.cancel()
+
+    def close(self) -> None:
+        """End the turn and, if the session made its own engine, the engine."""
+        turn = self._turn
+        if turn is not None:
+            turn.close()
+        if self._own_engine is not None:
+            self._own_engine.close()
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # ---- its file
+    # ----------------------------------------------------------------------------------------------
+
+    def save(self, path: Path | str) -> None:
+        """Save messages and caches, so that `load` goes on without reading anything again.
+
+        Raises:
+            SessionBusy: a turn is going on.
+            SessionFileError: the file cannot be written.
+        """
+        with self._changing():
+            messages, target = [dict(m) for m in self._messages], Path(path)
+            ids = self._history_ids()
+            self.engine.call(lambda: self._write(target, messages, ids)).result()
+
+    @classmethod
+    def load(
+        cls, path: Path | str, model: Any, tokenizer: Any = None, *, ask: Ask | None = None, **options: Any
+    ) -> Session:
+        """Open a saved conversation on the model it was saved with; the arguments are those of Session.
+
+        Raises:
+            WrongModel: it belongs to another model.
+            SessionFileError: it is not a saved conversation, or it is damaged.
+        """
+        saved = sessionfile.read(Path(path))
+        session = cls(model, tokenizer, messages=saved.messages, ask=ask, **options)
+        try:
+            session.engine.call(lambda: session._restore(saved)).result()
+        except BaseException:
+            session.close()
+            raise
+        return session
+
+    def prepare(self) -> None:
+        """Read the history in idle time, so that the next turn has only its own words to read.
+
+        After a reply whose thoughts the template strips (or whose text is split into other tokens when it is
+        read back), the answer must be read again as history. This does it while the user reads and types; any
+        request interrupts it, and what it has read by then is kept.
+        """
+        with self._lock:
+            ids = self._history_ids()
+        if not ids or (self._preparing is not None and not self._preparing.done):
+            return
+        self._preparing = self.engine.submit(
+            Request(ids=ids, consumer=_Silent(), max_tokens=0, checkpoints=(len(ids),), background=True)
+        )
+
+    @property
+    def engine(self) -> Engine:
+        """The engine that answers."""
+        return self.completions.engine
+
+    # ---- inside
+    # --------------------------------------------------------------------------------------------------
+
+    def _answer(self, messages: list[dict[str, Any]], ask: Ask | None, options: dict[str, Any]) -> Turn:
+        base = ask or self.ask
+        for_ask = {k: v for k, v in options.items() if k in _ASK_FIELDS}
+        for_sampling = {k: v for k, v in options.items() if k not in _ASK_FIELDS}
+        base = replace(base, **for_ask)
+        prompt = self.completions.render(messages, base)
+        sampling = base.sampling or self.completions.defaults(thinking=prompt.opens_thinking)
+        base = replace(base, sampling=sampling.with_values(**for_sampling))
+        self._check_room(len(prompt.ids), base.max_tokens)
+        turn = Turn(self, self.completions.answer(prompt, base))
+        self._before, self._messages, self._turn = self._messages, messages, turn
+        return turn
+
+    def _check_room(self, prompt_tokens: int, max_tokens: int | None) -> None:
+        wanted = min(max_tokens or MIN_REPLY_TOKENS, MIN_REPLY_TOKENS)
+        context = self.engine.context_tokens
+        if context is not None and prompt_tokens + wanted > context:
+            raise ContextFull(
+                f"The conversation has {prompt_tokens} tokens and the context holds {context}, so less than {wanted} "
+                "are left for the reply. Drop the oldest exchange, or start anew.",
+                prompt_tokens=prompt_tokens,
+                reply_tokens=wanted,
+                context_tokens=context,
+            )
+
+    def _ended(self, turn: Turn) -> None:
+        """Take a finished turn into the history, or take the question back."""
+        with self._lock:
+            if self._turn is not turn:
+                return
+            self._turn = None
+            finish = turn.finish
+            answered = finish is not None and (turn.text or turn.tool_calls or finish.reason == "stop")
+            if not answered:
+                self._messages = self._before
+                return
+            reply: dict[str, Any] = {"role": "assistant", "content": turn.text}
+            if turn.thinking:
+                reply["reasoning_content"] = turn.thinking
+            if turn.tool_calls:
+                reply["tool_calls"] = [
+                    {
+                        "id": call.id,
+                        "type": "function",
+                        "function": {"name": call.name, "arguments": json.loads(call.arguments)},
+                    }
+                    for call in turn.tool_calls
+                ]
+            self._messages = [*self._messages, reply]
+
+    @contextmanager
+    def _changing(self) -> Iterator[None]:
+        """Hold the lock, with no turn going on."""
+        with self._lock:
+            turn = self._turn
+            if turn is not None and turn.ending:
+                turn.close()
+            elif turn is not None:
+                raise SessionBusy("The session is still answering. Read the turn to its end, or cancel() it.")
+            yield
+
+    def _starts_with_system(self) -> int:
+        return int(bool(self._messages) and self._messages[0]["role"] == "system")
+
+    def _last_question(self) -> int:
+        for i in range(len(self._messages) - 1, -1, -1):
+            if self._messages[i]["role"] == "user":
+                return i
+        raise MessageError("Nothing has been asked yet.")
+
+    def _history_ids(self) -> tuple[int, ...]:
+        if not any(m["role"] == "user" for m in self._messages):
+            return ()
+        return self.completions.template.render(
+            self._messages,
+            tools=self.ask.tools,
+            thinking=self.ask.thinking,
+            options=self.ask.template_options,
+            reply=False,
+        ).ids
+
+    def _write(self, path: Path, messages: list[dict[str, Any]], ids: tuple[int, ...]) -> None:
+        found = self.engine.store.find(ids) if ids else None
+        offset = found.reachable(found.common(np.asarray(ids))) if found is not None else 0
+        timeline = found.fork(offset) if found is not None and offset else None
+        if timeline is not None and found is not None:
+            timeline.turn = min(found.turn, offset)
+        sessionfile.write(path, messages, self._fingerprint(), timeline)
+
+    def _restore(self, saved: sessionfile.Saved) -> None:
+        timeline = sessionfile.restore(saved, self.engine.model, self._fingerprint())
+        if timeline is not None:
+            self.engine.store.put(timeline)
+
+    def _fingerprint(self) -> str:
+        return sessionfile.fingerprint(self.engine.model, self.completions.quantization)
+
+
+class _Silent:
+    """A consumer for requests that generate nothing."""
+
+    thinking_tokens = 0
+
+    def token(self, token: Token) -> tuple[Sequence[Event], FinishReason | None]:
+        raise AssertionError("a request without tokens has sampled one")
+
+    def finish(self, reason: FinishReason) -> tuple[Sequence[Event], Finish]:
+        return (), Finish(reason)
+
+
+_ASK_FIELDS = {f.name for f in fields(Ask)}

@@ -1,0 +1,216 @@
+"""A saved conversation: one safetensors file with messages, token ids and caches.
+
+Knows files and caches; no engine. Reading and writing of arrays belongs on the engine thread. Invariants: a
+file appears under its name only when it is whole (written beside it, synced, renamed). Nothing of a file is
+used before its header, its hash and its model have been checked.
+
+Layout: arrays named `live.L.PATH` (the caches of layer L at the last token) and `mark.N.L.PATH` (a
+checkpoint's copies), PATH being mlx's flattened path in the cache's `state`. The metadata key
+`swiftlet_session` holds JSON: version, model, messages, ids, turn, marks (offsets), live and states (per
+layer: values that are not arrays), sha256 (of all array bytes in the order of their names).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx.utils import tree_flatten, tree_unflatten
+from mlx_lm.models.cache import make_prompt_cache
+
+from .errors import SafetensorsError, SessionFileError, WrongModel
+from .safetensors import read_header
+from .timeline import Checkpoint, Timeline
+
+VERSION = 1
+KEY = "swiftlet_session"
+SMALL_BYTES = 65_536  # parameters up to this size (norms, router biases) are hashed in full
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """What a file says apart from its arrays."""
+
+    path: Path
+    model: str
+    messages: list[dict[str, Any]]
+    record: Mapping[str, Any]
+
+
+def fingerprint(model: nn.Module, extra: Any = None) -> str:
+    """A name for a model's weights, the same wherever and however they are loaded.
+
+    Hashes the name, shape and type of every resident parameter, and the bytes of the small ones. On the
+    engine thread.
+
+    Args:
+        model: a loaded model.
+        extra: what else tells two models apart (how the experts are quantised), as JSON values.
+    """
+    digest = hashlib.sha256(json.dumps(extra, sort_keys=True, default=str).encode())
+    for name, array in sorted(cast("list[tuple[str, mx.array]]", tree_flatten(model.parameters()))):
+        digest.update(f"{name} {array.shape} {array.dtype}\n".encode())
+        if array.nbytes <= SMALL_BYTES:
+            digest.update(_bytes(array))
+    return digest.hexdigest()
+
+
+def write(path: Path, messages: Sequence[Mapping[str, Any]], model: str, timeline: Timeline | None) -> None:
+    """Save a conversation. On the engine thread.
+
+    Args:
+        path: where to; an older file is replaced as a whole or not at all.
+        messages: the conversation.
+        model: `fingerprint` of its model.
+        timeline: what has been read of it; None saves the messages alone.
+
+    Raises:
+        SessionFileError: the file cannot be written.
+    """
+    arrays: dict[str, mx.array] = {}
+    record: dict[str, Any] = {"version": VERSION, "model": model, "messages": list(messages), "ids": []}
+    if timeline is not None:
+        record |= {"ids": timeline.ids, "turn": timeline.turn}
+        record["live"] = [_flat(arrays, f"live.{i}", c.state) for i, c in enumerate(timeline.caches)]
+        record["marks"] = [
+            {
+                "offset": mark.offset,
+                "states": [_flat(arrays, f"mark.{n}.{i}", s) for i, s in enumerate(mark.states)],
+            }
+            for n, mark in enumerate(timeline.checkpoints)
+        ]
+    arrays = arrays or {"empty": mx.zeros((1,), dtype=mx.uint8)}
+    mx.eval(list(arrays.values()))
+    record["sha256"] = _hash(arrays)
+    text = json.dumps(record, ensure_ascii=False)
+    try:
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".safetensors")
+        os.close(handle)
+        temporary = Path(name)
+        try:
+            mx.save_safetensors(str(temporary), arrays, {KEY: text})
+            with temporary.open("rb+") as file:
+                os.fsync(file.fileno())
+            temporary.replace(path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+    except (OSError, RuntimeError) as error:
+        raise SessionFileError(f"The conversation cannot be saved to {path}: {error}") from error
+
+
+def read(path: Path) -> Saved:
+    """What a file says, its arrays left alone.
+
+    Raises:
+        SessionFileError: it is not a saved conversation, or it is damaged.
+    """
+    try:
+        header = read_header(path)
+        record = json.loads(header.metadata[KEY])
+        version = record["version"]
+        if version != VERSION:
+            raise SessionFileError(
+                f"{path} is a conversation of version {version}; this program reads version {VERSION}. Use the "
+                "program that saved it, or a newer one."
+            )
+        messages = record["messages"]
+        if not isinstance(messages, list) or not all(isinstance(m, dict) for m in messages):
+            raise TypeError("messages")
+        return Saved(path, str(record["model"]), messages, record)
+    except (OSError, SafetensorsError) as error:
+        raise SessionFileError(f"{path} cannot be read as a saved conversation: {error}") from error
+    except (KeyError, TypeError, ValueError) as error:
+        raise SessionFileError(f"{path} is not a saved conversation, or it is damaged ({error}).") from error
+
+
+def restore(saved: Saved, model: nn.Module, name: str) -> Timeline | None:
+    """The caches of a file. On the engine thread.
+
+    Args:
+        saved: what `read` returned.
+        model: the loaded model.
+        name: its `fingerprint`.
+
+    Returns:
+        The timeline, evaluated, or None if the file holds none.
+
+    Raises:
+        WrongModel: the file belongs to another model.
+        SessionFileError: the arrays are damaged.
+    """
+    if saved.model != name:
+        raise WrongModel(
+            f"{saved.path} was saved with another model ({saved.model[:12]}; this one is {name[:12]}). Open it with "
+            "the model it belongs to."
+        )
+    record = saved.record
+    try:
+        arrays = cast("dict[str, mx.array]", mx.load(str(saved.path), format="safetensors"))
+        mx.eval(list(arrays.values()))
+        if _hash(arrays) != record["sha256"]:
+            raise ValueError("its bytes do not match its hash")
+        if not record["ids"]:
+            return None
+        fresh = make_prompt_cache(model)
+        caches = [
+            type(cache).from_state(_tree(arrays, f"live.{i}", rest))
+            for i, (cache, rest) in enumerate(zip(fresh, record["live"], strict=True))
+        ]
+        timeline = Timeline(caches)
+        timeline.fed(record["ids"])
+        timeline.turn = record["turn"]
+        for n, mark in enumerate(record["marks"]):
+            states = tuple(
+                None if rest is None else _tree(arrays, f"mark.{n}.{i}", rest) for i, rest in enumerate(mark["states"])
+            )
+            timeline.checkpoints.append(Checkpoint(mark["offset"], states))
+    except (KeyError, TypeError, ValueError, RuntimeError, IndexError, AttributeError) as error:
+        raise SessionFileError(
+            f"{saved.path} is damaged: {error}. Its messages can still be read; start a new session with them."
+        ) from error
+    return timeline
+
+
+def _flat(arrays: dict[str, mx.array], prefix: str, state: Any) -> list[list[Any]] | None:
+    """Put a state's arrays under their names, return [path, value] for the rest; None for no state."""
+    if state is None:
+        return None
+    rest = []
+    for key, leaf in cast("list[tuple[str, Any]]", tree_flatten(state)):
+        if isinstance(leaf, mx.array):
+            arrays[f"{prefix}.{key}"] = mx.contiguous(leaf)
+        else:
+            rest.append([key, leaf])
+    return rest
+
+
+def _tree(arrays: Mapping[str, mx.array], prefix: str, rest: Sequence[Sequence[Any]]) -> Any:
+    start = prefix + "."
+    leaves = [(k.removeprefix(start), a) for k, a in arrays.items() if k.startswith(start)]
+    return tree_unflatten([*leaves, *((key, value) for key, value in rest)])
+
+
+def _hash(arrays: Mapping[str, mx.array]) -> str:
+    digest = hashlib.sha256()
+    for name in sorted(arrays):
+        digest.update(f"{name} {arrays[name].shape} {arrays[name].dtype}\n".encode())
+        digest.update(_bytes(arrays[name]))
+    return digest.hexdigest()
+
+
+def _bytes(array: mx.array) -> memoryview | bytes:
+    """The bytes of an evaluated array, without a copy where it is contiguous."""
+    if array.size == 0:
+        return b""
+    flat = mx.contiguous(array)
+    mx.eval(flat)
+    return memoryview(flat).cast("B")  # type: ignore[arg-type]
