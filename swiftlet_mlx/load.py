@@ -1,0 +1,300 @@
+"""A model folder becomes (model, tokenizer) with streamed experts; the drop-in for `mlx_lm.load`.
+
+Built on mlx-lm's own loader: a hook hands it a subclass of the stock model whose constructor swaps the switch layers
+for streamed ones and whose `sanitize` keeps expert tensors out. Invariant: experts are never loaded in full. Where
+streaming cannot be used, loading stops and says why.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx_lm.tokenizer_utils import TokenizerWrapper
+from mlx_lm.utils import load_adapters, load_model, load_tokenizer
+
+from . import memory
+from ._compat import SwitchGLU, SwitchMLP, get_model_classes
+from .checkpoint import Checkpoint
+from .config import ModelConfig, for_mlx_lm, read_config, text_config
+from .errors import ConfigError, ModelNotFound, StreamingUnsupported
+from .locate import find_model
+from .moe import stream
+from .qpack import DENSE, Container
+from .reader import IO_THREADS, CheckpointSource, ContainerSource, io_threads, open_source
+from .safetensors import read_header
+from .slots import Pools
+
+SHIM = "swiftlet_mlx_model.py"
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
+_LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
+
+
+def load(
+    path_or_hf_repo: str | Path,
+    tokenizer_config: dict[str, Any] | None = None,
+    model_config: dict[str, Any] | None = None,
+    adapter_path: str | None = None,
+    lazy: bool = False,
+    return_config: bool = False,
+    revision: str | None = None,
+    trust_remote_code: bool = False,
+    *,
+    cache_gb: float | None = None,
+    threads: int = IO_THREADS,
+    warn: Callable[[str], None] | None = None,
+) -> Any:
+    """Load a model whose routed experts stay on disk. Arguments and result are those of `mlx_lm.load`.
+
+    Args:
+        path_or_hf_repo: A container, an MLX checkpoint folder, the name of an installed model, or `demo`.
+        tokenizer_config: Settings for the tokenizer.
+        model_config: Settings that replace those of config.json.
+        adapter_path: LoRA adapters for the dense part.
+        lazy: Leave dense weights unevaluated until they are used.
+        return_config: Return the config as a third item.
+        revision: Revision of a hub model.
+        trust_remote_code: Run Python files of the model folder. They are never run otherwise.
+        cache_gb: Slot pool in GB (10^9 bytes); None takes half of what the machine has free.
+        threads: Threads that read experts.
+        warn: Called with each remark about the files; None drops them.
+
+    Returns:
+        `(model, tokenizer)` or `(model, tokenizer, config)`. `model.pools` holds the slot pools and their statistics.
+
+    Raises:
+        SwiftletError: the subclass says what is wrong, the message what to do.
+    """
+    folder = find_model(path_or_hf_repo, revision=revision)
+    model, config = load_streamed(
+        folder,
+        cache_gb=cache_gb,
+        threads=threads,
+        lazy=lazy,
+        model_config=model_config,
+        trust_remote_code=trust_remote_code,
+        warn=warn,
+    )
+    if adapter_path is not None:
+        model = load_adapters(model, adapter_path)
+        model.eval()
+    tokenizer = load_text(folder, config, tokenizer_config, trust_remote_code)
+    return (model, tokenizer, config) if return_config else (model, tokenizer)
+
+
+def load_streamed(
+    folder: Path,
+    *,
+    cache_gb: float | None = None,
+    threads: int = IO_THREADS,
+    lazy: bool = False,
+    model_config: dict[str, Any] | None = None,
+    trust_remote_code: bool = False,
+    warn: Callable[[str], None] | None = None,
+) -> tuple[nn.Module, dict[str, Any]]:
+    """The model alone, without a tokenizer. See `load`.
+
+    Returns:
+        `(model, config)`.
+    """
+    memory.limit_mlx_cache()
+    builder = _Builder(folder, cache_gb, threads, warn)
+    config = read_config(folder)
+    overrides = {**for_mlx_lm(config), **(model_config or {})}
+    stock = _classes_in(folder, config) if trust_remote_code else None
+    try:
+        model, config = load_model(
+            folder,
+            lazy=lazy,
+            model_config=overrides,
+            get_model_classes=lambda config: builder.classes(stock or get_model_classes(config)),
+        )
+    except (ValueError, KeyError, TypeError) as error:
+        builder.close()
+        raise _explain(folder, config, error) from error
+    except BaseException:
+        builder.close()
+        raise
+    return model, config
+
+
+def load_text(
+    folder: Path, config: dict[str, Any], tokenizer_config: dict[str, Any] | None = None, trust: bool = False
+) -> TokenizerWrapper:
+    """The tokenizer, with every end-of-turn id that config, generation config or tokenizer name.
+
+    Raises:
+        ModelNotFound: if the folder has no tokenizer.
+        ConfigError: if generation_config.json is not readable; a truncated one would silently lose stop tokens.
+    """
+    if not any((folder / name).is_file() for name in _TOKENIZER_FILES):
+        raise ModelNotFound(
+            f"{folder}: no tokenizer here, so text cannot be turned into tokens. Copy tokenizer.json and "
+            "tokenizer_config.json from the model's page, or give token ids: `swiftlet-mlx generate MODEL --ids 1,2,3`"
+        )
+    extra = {**(tokenizer_config or {})}
+    if trust:
+        extra.setdefault("trust_remote_code", True)
+    return load_tokenizer(folder, extra, eos_token_ids=eos_ids(folder, config) or None)
+
+
+def eos_ids(folder: Path, config: dict[str, Any]) -> list[int]:
+    """Union of the end-of-turn ids of config.json (either place) and generation_config.json."""
+    found: list[int] = []
+    path = folder / "generation_config.json"
+    places = [config, text_config(config)]
+    if path.is_file():
+        try:
+            places.append(json.loads(path.read_bytes()))
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"{path}: cannot be read ({error}); copy it again from the model's page") from None
+    for place in places:
+        ids = place.get("eos_token_id")
+        found += [i for i in (ids if isinstance(ids, list) else [ids]) if type(i) is int]
+    return list(dict.fromkeys(found))
+
+
+def model_classes(folder: Path, cache_gb: float | None = None) -> tuple[type[nn.Module], type]:
+    """`(Model, ModelArgs)` for a container's own model file, through which unmodified mlx-lm commands stream it."""
+    memory.limit_mlx_cache()
+    config = read_config(folder)
+    return _Builder(folder, cache_gb, IO_THREADS, None).classes(get_model_classes({**config, **for_mlx_lm(config)}))
+
+
+class _Builder:
+    """Makes the streamed subclass of one model folder's stock model class."""
+
+    def __init__(self, folder: Path, cache_gb: float | None, threads: int, warn: Callable[[str], None] | None) -> None:
+        self.folder = folder
+        self.cache_gb, self.threads, self.warn = cache_gb, threads, warn or (lambda text: None)
+        self.source: ContainerSource | CheckpointSource
+        self.source, self.opened = open_source(folder)
+        for text in getattr(self.opened, "warnings", ()):
+            self.warn(text)
+        self.shape = ModelConfig.from_dict(read_config(folder), str(folder / "config.json"))
+        self.pools: Pools | None = None
+
+    def classes(self, stock: tuple[type[nn.Module], type]) -> tuple[type[nn.Module], type]:
+        builder, (stock_model, stock_args) = self, stock
+
+        class Model(stock_model):  # type: ignore[misc, valid-type]
+            def __init__(self, args: Any) -> None:
+                super().__init__(args)
+                object.__setattr__(self, "pools", builder.make_pools())
+                builder.swap(self)
+
+            def sanitize(self, weights: dict[str, mx.array]) -> dict[str, mx.array]:
+                # what mlx-lm globbed is replaced by what index and headers say; all of it is still lazy
+                weights = builder.dense_weights()
+                return super().sanitize(weights) if hasattr(stock_model, "sanitize") else weights
+
+        Model.__module__ = stock_model.__module__
+        return Model, stock_args
+
+    def make_pools(self) -> Pools:
+        tables, top_k = self.source.tables, self.shape.top_k
+        budget = memory.budget_bytes(self.cache_gb, tables, top_k, self.dense_bytes())
+        pools = Pools(self.source, memory.split(tables, budget, top_k), io_threads(self.threads))
+        cycle = memory.cycle_bytes(tables, top_k)
+        if pools.nbytes < cycle:
+            self.warn(
+                f"the cache holds {sum(p.n_slots for p in pools.layers.values())} experts, one token uses "
+                f"{len(tables) * top_k} ({cycle / memory.GB:.2f} GB): nothing can be reused from token to token. "
+                "Give more --cache-gb if you can"
+            )
+        if not pools.direct:
+            self.warn("this device does not see host writes: experts are copied on their way in, which is slower")
+        pools.fill()
+        self.pools = pools
+        return pools
+
+    def swap(self, model: nn.Module) -> None:
+        pools = model.pools
+        left = dict(self.source.tables)
+        for path, module in model.named_modules():
+            if not isinstance(module, (SwitchGLU, SwitchMLP)):
+                continue
+            match = _LAYER.search(path)
+            if match is None or left.pop(int(match[1]), None) is None:
+                raise StreamingUnsupported(
+                    f"{self.folder}: the model wants routed experts at {path}, the files hold none for it. "
+                    "Convert or repack the model again"
+                )
+            stream(module, path, int(match[1]), pools)
+        if left:
+            raise StreamingUnsupported(
+                f"{self.folder}: the files hold experts for layers {sorted(left)}, the model has none there. "
+                "This version of mlx-lm builds them in a way that cannot be streamed"
+            )
+
+    def dense_weights(self) -> dict[str, mx.array]:
+        """The dense tensors, lazily, from exactly the files that headers and index name."""
+        if isinstance(self.opened, Container):
+            return _lazy(self.folder / DENSE)
+        weights: dict[str, mx.array] = {}
+        for file in self.opened.files:
+            wanted = {n for n, at in self.opened.dense.items() if at.file == file}
+            if wanted:
+                weights |= {n: a for n, a in _lazy(self.folder / file).items() if n in wanted}
+        return weights
+
+    def dense_bytes(self) -> int:
+        if isinstance(self.opened, Container):
+            header = read_header(self.folder / DENSE)
+            return sum(t.nbytes for t in header.tensors.values())
+        assert isinstance(self.opened, Checkpoint)
+        return sum(at.info.nbytes for at in self.opened.dense.values())
+
+    def close(self) -> None:
+        if self.pools is not None:
+            self.pools.close()
+        else:
+            self.source.close()
+
+
+def _lazy(path: Path) -> dict[str, mx.array]:
+    """A safetensors file's tensors, unread until they are evaluated."""
+    return cast("dict[str, mx.array]", mx.load(str(path)))
+
+
+def _classes_in(folder: Path, config: dict[str, Any]) -> tuple[type[nn.Module], type] | None:
+    """The classes of the folder's own model file, if it has one that is not this project's shim."""
+    name = config.get("model_file")
+    if not isinstance(name, str) or name == SHIM:
+        return None
+    if "/" in name or "\\" in name:
+        raise ConfigError(f"{folder}: model_file {name!r} does not name a file in the folder")
+    spec = importlib.util.spec_from_file_location(f"swiftlet_mlx_custom_{folder.name}", folder / name)
+    if spec is None or spec.loader is None:
+        raise ConfigError(f"{folder}: model_file {name!r} is not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module.Model, module.ModelArgs
+
+
+def _explain(folder: Path, config: dict[str, Any], error: Exception) -> ConfigError | StreamingUnsupported:
+    """mlx-lm's complaint, with where to look. Missing output weights get both places of the tie flag."""
+    text = str(error)
+    if "not supported" in text:
+        return StreamingUnsupported(
+            f"{folder}: this version of mlx-lm does not know model type {config.get('model_type')!r}. "
+            "Upgrade with `pip install -U mlx-lm`"
+        )
+    if "lm_head" in text and "issing" in text:
+        flags = {"config.json": config.get("tie_word_embeddings")}
+        if isinstance(config.get("text_config"), dict):
+            flags["config.json text_config"] = config["text_config"].get("tie_word_embeddings")
+        shown = ", ".join(f"tie_word_embeddings = {v} in {k}" for k, v in flags.items())
+        return ConfigError(
+            f"{folder}: lm_head.weight is missing and the embeddings are not tied ({shown}). If the model ties them, "
+            "set the flag to true; otherwise download the missing file"
+        )
+    return ConfigError(f"{folder}: config and tensors do not fit: {text}")

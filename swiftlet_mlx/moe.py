@@ -1,0 +1,157 @@
+"""The streamed expert layer: stock mlx-lm arithmetic on slots instead of experts.
+
+`stream` turns a stock `SwitchGLU` or `SwitchMLP` into a subclass of itself whose projections hold slot arrays. Its
+`__call__` reads the router's choice back, makes those experts resident, and hands slot numbers to the stock
+`__call__`: every product, activation and sort is mlx-lm's own. Knows slots and modules; knows nothing of files.
+Invariant: the result equals the stock layer's, whatever the pool size; experts that do not fit together are computed
+in waves, each pair by the same kernel on the same bytes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+from numpy.typing import NDArray
+
+from ._compat import QuantizedSwitchLinear, SwitchLinear, infer_quant_config
+from .errors import StreamingUnsupported
+from .slots import EMPTY, Pools, SlotPool
+
+
+class Streamed:
+    """Mixed in before a stock switch layer. `pools` and `layer` are plain attributes, outside `parameters()`."""
+
+    pools: Pools
+    layer: int
+
+    def __call__(self, x: mx.array, indices: mx.array) -> mx.array:
+        """The routed experts' outputs.
+
+        Args:
+            x: `[..., hidden]` tokens.
+            indices: `[..., k]` experts of each token.
+
+        Returns:
+            `[..., k, hidden]`, unweighted, in the order of `indices`.
+        """
+        pool = self.pools.layers[self.layer]
+        if pool.complete:  # everything resident, expert e in slot e: nothing to look up, no read-back
+            return self._stock(x, indices)
+        experts = self.pools.read_back(indices)  # host synchronisation
+        needed = _distinct(experts)
+        if len(needed) <= pool.n_slots:
+            self.pools.load(self.layer, needed)
+            y = self._stock(x, pool.lookup(experts))
+        else:
+            y = self._in_waves(x, experts, needed, pool)
+        self.pools.hold(y)
+        return y
+
+    def _in_waves(self, x: mx.array, experts: NDArray[np.uint32], needed: list[int], pool: SlotPool) -> mx.array:
+        """More distinct experts than slots: residents first, then the others in file order, `n_slots` at a time."""
+        k = experts.shape[-1]
+        tokens = x.reshape(-1, x.shape[-1])  # [n, hidden]
+        pairs = experts.reshape(-1)  # [n * k], pair p belongs to token p // k
+        needed.sort(key=lambda e: (pool.slots[e] == EMPTY, e))
+        rank = np.zeros(pool.table.expert_count, np.int64)
+        rank[needed] = np.arange(len(needed))
+        order = np.argsort(rank[pairs], kind="stable")  # pairs by wave, then by expert
+        outputs, at = [], 0
+        for first in range(0, len(needed), pool.n_slots):
+            wave = needed[first : first + pool.n_slots]
+            stop = at + int(np.isin(pairs, wave).sum())
+            rows = order[at:stop]
+            self.pools.load(self.layer, wave)
+            y = self._stock(tokens[mx.array(rows // k)], pool.lookup(pairs[rows])[:, None])  # [rows, 1, hidden]
+            mx.eval(y)  # host synchronisation: the next wave overwrites these slots
+            outputs.append(y)
+            at = stop
+        inverse = np.empty_like(order)
+        inverse[order] = np.arange(len(order))
+        y = mx.concatenate(outputs)[mx.array(inverse)]
+        return y.reshape(*experts.shape, y.shape[-1])
+
+    def _stock(self, x: mx.array, indices: mx.array) -> mx.array:
+        return super().__call__(x, indices)  # type: ignore[misc, no-any-return]
+
+
+class _Projection:
+    """A stock projection over slot arrays, hidden from the module tree by being a plain object."""
+
+    def __init__(self, linear: nn.Module) -> None:
+        self.linear = linear
+
+    def __call__(self, x: mx.array, indices: mx.array, sorted_indices: bool = False) -> mx.array:
+        return self.linear(x, indices, sorted_indices=sorted_indices)  # type: ignore[no-any-return]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.linear, name)
+
+
+def stream(module: nn.Module, path: str, layer: int, pools: Pools) -> None:
+    """Replace a stock switch layer's stacked weights by slots, in place.
+
+    Args:
+        module: A `SwitchGLU` or `SwitchMLP`, unquantized and not yet evaluated.
+        path: Its path in the model, for messages.
+        layer: Index of the model layer it belongs to.
+        pools: The model's pools; `pools.layers[layer]` must exist.
+
+    Raises:
+        StreamingUnsupported: if its projections or their shapes are not those of the stored experts.
+    """
+    pool = pools.layers[layer]
+    stored = {name.split(".")[0] for name in pool.arrays}
+    own = {name for name, child in module.children().items() if isinstance(child, SwitchLinear)}
+    if own != stored:
+        raise StreamingUnsupported(
+            f"{path}: the model's experts have {sorted(own)}, the stored ones {sorted(stored)}; "
+            "this version of mlx-lm and this file do not belong together"
+        )
+    for name in sorted(own):
+        linear = _linear(module[name], f"{path}.{name}", pool, name)
+        del module[name]
+        object.__setattr__(module, name, _Projection(linear))
+    object.__setattr__(module, "pools", pools)
+    object.__setattr__(module, "layer", layer)
+    stock = type(module)
+    module.__class__ = type(f"Streamed{stock.__name__}", (Streamed, stock), {})
+
+
+def _linear(stock: nn.Module, path: str, pool: SlotPool, name: str) -> nn.Module:
+    """A stock (quantized) switch projection whose weights are the pool's arrays."""
+    _, out_dims, in_dims = stock.weight.shape
+    parts = {section.split(".")[1]: a for section, a in pool.arrays.items() if section.split(".")[0] == name}
+    bias = "bias" in stock
+    if bias != ("bias" in parts):
+        raise StreamingUnsupported(f"{path}: the model has {'a' if bias else 'no'} bias, the stored experts differ")
+    if "scales" in parts:
+        try:
+            width = infer_quant_config(path, stock, {f"{path}.{part}": a for part, a in parts.items()})
+        except (ValueError, ZeroDivisionError) as error:
+            raise StreamingUnsupported(f"{path}: unknown quantization ({error})") from None
+        # built for one expert and never evaluated: only its settings are kept
+        linear = QuantizedSwitchLinear(in_dims, out_dims, 1, bias=False, **width)
+        linear.biases = parts.get("biases")
+        linear.global_scale = parts.get("global_scale")
+        needed = (out_dims, in_dims * width["bits"] // 32)
+    else:
+        linear = SwitchLinear(in_dims, out_dims, 1, bias=False)
+        needed = (out_dims, in_dims)
+    found = tuple(parts["weight"].shape[1:])
+    if found != needed:
+        raise StreamingUnsupported(f"{path}: an expert's weight is {list(found)}, the model needs {list(needed)}")
+    for part in ("weight", "scales", "bias"):
+        if part in parts:
+            linear[part] = parts[part]
+    return linear
+
+
+def _distinct(experts: NDArray[np.uint32]) -> list[int]:
+    """Distinct experts in the order of first use."""
+    if experts.size <= 256:  # decode: a dict beats np.unique by far on a handful
+        return list(dict.fromkeys(experts.ravel().tolist()))
+    return [int(e) for e in np.unique(experts)]
