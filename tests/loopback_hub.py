@@ -148,6 +148,7 @@ class LoopbackHub:
         self, *, token: str = "hf_loopback", bytes_per_second: float = 0, signed_seconds: float = 3600
     ) -> None:
         self.token, self.bytes_per_second, self.signed_seconds = token, bytes_per_second, signed_seconds
+        self.exact_names = False  # whether another letter case is another name, instead of redirected
         self.repos: dict[str, Repo] = {}
         self.mirrors: dict[str, dict[str, Stored]] = {}
         self.faults: list[Fault] = []
@@ -329,16 +330,18 @@ class _Handler(BaseHTTPRequestHandler):
         path = unquote(parts.path)
         if self.server.where == "cdn":
             self._storage(parts.query)
+        elif path == "/api/models":
+            self._search(parse_qs(parts.query).get("search", [""])[0])
         elif path.startswith("/api/models/"):
-            self._api(path.removeprefix("/api/models/"), parts.query)
+            self._api(parts.path.removeprefix("/api/models/"), parts.query)  # a slash in a ref stays quoted
         elif path.startswith("/api/resolve-cache/models/"):
             org, name, commit, file = path.removeprefix("/api/resolve-cache/models/").split("/", 3)
             self._resolve(f"{org}/{name}", commit, file, cached=True)
         elif path.startswith("/mirror/"):
             name, _, file = path.removeprefix("/mirror/").partition("/")
             self._static(name, file)
-        elif match := re.fullmatch(r"/([^/]+/[^/]+)/resolve/([^/]+)/(.+)", path):
-            self._resolve(match[1], match[2], match[3], cached=False)
+        elif match := re.fullmatch(r"/([^/]+/[^/]+)/resolve/([^/]+)/(.+)", parts.path):
+            self._resolve(match[1], match[2], unquote(match[3]), cached=False)
         else:
             self._refuse(404, "", "Sorry, we can't find the page you are looking for.")
 
@@ -355,11 +358,18 @@ class _Handler(BaseHTTPRequestHandler):
                 self._refuse(404, "RepoNotFound", "Repository not found")
             else:
                 self._refuse(401, "RepoNotFound", "Invalid username or password.")
+        elif repo.name != name and self.server.hub.exact_names:
+            self._refuse(404 if trusted else 401, "RepoNotFound", "Repository not found")
         elif repo.name != name:
             self._redirect(self.path.replace(name, repo.name, 1), 307, {})
         else:
             return repo
         return None
+
+    def _search(self, words: str) -> None:
+        names = [r.name for r in self.server.hub.repos.values() if not r.private]
+        found = [name for name in names if words.lower() in name.lower()]
+        self._json([{"_id": "0" * 24, "id": name, "modelId": name, "private": False} for name in found])
 
     def _api(self, rest: str, query: str) -> None:
         match = re.fullmatch(r"([^/]+/[^/]+)(?:/(revision|tree)/([^/]+)(?:/(.*))?)?", rest)

@@ -64,7 +64,7 @@ class Hub:
     def __init__(
         self, repo: str, *, revision: str | None = None, endpoint: str | None = None, token: str | None = None
     ) -> None:
-        if not re.fullmatch(r"[\w.-]+/[\w.-]+", repo):
+        if not re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", repo):
             raise OptionError(f"{repo!r} is not the name of a hub repository; it has the form ORG/NAME")
         self.repo, self.revision = repo, revision
         self.endpoint = (endpoint or constants.ENDPOINT).rstrip("/")
@@ -87,9 +87,7 @@ class Hub:
         Raises:
             SourceNotFound, AccessDenied, SourceChanged, NetworkFailed, SourceBroken: each with what to do.
         """
-        info = fetcher.retrying(
-            self.repo, lambda: self._info(commit or self.revision, pinned=commit is not None)
-        )
+        info = fetcher.retrying(self.repo, lambda: self._info(commit or self.revision, pinned=commit is not None))
         if info.sha is None or not re.fullmatch(r"[0-9a-f]{40}", info.sha):
             raise SourceBroken(f"{self.repo}: {self.endpoint} does not say which commit it serves")
         self.repo = info.id  # in the hub's own letter case
@@ -112,9 +110,7 @@ class Hub:
         if code == "GatedRepo":
             return self._gated()
         if status == 404 or code in ("EntryNotFound", "RevisionNotFound"):
-            return SourceNotFound(
-                f"{file}: {self.repo} has no such file (any more); the repository is incomplete"
-            )
+            return SourceNotFound(f"{file}: {self.repo} has no such file (any more); the repository is incomplete")
         if status in (401, 403):
             said = headers.get("X-Error-Message", f"status {status}")
             return AccessDenied(f"{file}: {self.repo} may not be read ({said}). {self._log_in()}")
@@ -172,13 +168,9 @@ class Hub:
     def _missing(self, api: HfApi, error: RepositoryNotFoundError) -> SwiftletError:
         spelled = self._spelled(api)
         if spelled:
-            return SourceNotFound(
-                f"{self.repo}: there is no such model on {self.endpoint}; did you mean {spelled}?"
-            )
+            return SourceNotFound(f"{self.repo}: there is no such model on {self.endpoint}; did you mean {spelled}?")
         trusted = "authorization" in self.credentials()
-        hint = (
-            "this token may not see it" if trusted else f"it is private. If it is, {self._log_in(lower=True)}"
-        )
+        hint = "this token may not see it" if trusted else f"it is private. If it is, {self._log_in(lower=True)}"
         return SourceNotFound(f"{self.repo}: there is no such model on {self.endpoint}, or {hint}")
 
     def _spelled(self, api: HfApi) -> str | None:
@@ -192,8 +184,7 @@ class Hub:
 
     def _gated(self) -> AccessDenied:
         return AccessDenied(
-            f"{self.repo} is gated: ask for access at {self.endpoint}/{self.repo}, then "
-            f"{self._log_in(lower=True)}"
+            f"{self.repo} is gated: ask for access at {self.endpoint}/{self.repo}, then {self._log_in(lower=True)}"
         )
 
     @staticmethod

@@ -39,9 +39,7 @@ class Mirror:
     def __init__(self, url: str) -> None:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise OptionError(
-                f"{url!r} is not the address of a web folder; it begins with https:// or http://"
-            )
+            raise OptionError(f"{url!r} is not the address of a web folder; it begins with https:// or http://")
         self._login = ""
         if parts.username is not None:
             pair = f"{unquote(parts.username)}:{unquote(parts.password or '')}".encode()
@@ -69,9 +67,7 @@ class Mirror:
         for name in names:
             found = fetcher.probe(name, self.address(name))
             if found is None:
-                raise SourceNotFound(
-                    f"{self.home}: {HASHES} names {name}, which is not there; the copy is incomplete"
-                )
+                raise SourceNotFound(f"{self.home}: {HASHES} names {name}, which is not there; the copy is incomplete")
             files[name] = RemoteFile(name, found.url, found.size, sha256=hashes[name], etag=found.etag)
         return Listing(self.home, None, files)
 
@@ -97,9 +93,7 @@ class Mirror:
                 "container made by `swiftlet-mlx repack` carries one, copy the whole folder to the host"
             )
         if found.size > MAX_JSON_BYTES:
-            raise SourceBroken(
-                f"{self.home}: {HASHES} has {found.size} bytes, at most {MAX_JSON_BYTES} are possible"
-            )
+            raise SourceBroken(f"{self.home}: {HASHES} has {found.size} bytes, at most {MAX_JSON_BYTES} are possible")
         return parse_hashes(fetcher.read(found, 0, found.size), f"{self.home}: {HASHES}")
 
 
@@ -120,7 +114,5 @@ def parse_hashes(text: bytes, where: str) -> dict[str, str]:
     for name, digest in table.items():
         safe_relative(name, where)
         if not isinstance(digest, str) or not re.fullmatch(r"[0-9a-f]{64}", digest):
-            raise SourceBroken(
-                f"{where}: the hash of {name} is {digest!r}, 64 hexadecimal digits were expected"
-            )
+            raise SourceBroken(f"{where}: the hash of {name} is {digest!r}, 64 hexadecimal digits were expected")
     return dict(table)
