@@ -15,9 +15,9 @@ Only the thread that owns the model may call anything here; I/O threads touch by
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import mlx.core as mx
 import numpy as np
@@ -27,6 +27,8 @@ from .policy import LFU
 from .qpack import LayerTable
 from .reader import ExpertSource, Rows
 from .stats import Stats
+
+T = TypeVar("T")
 
 # Safetensors tags to MLX types. FP8 and scale types travel as raw bytes, as mlx_lm.convert stores them.
 DTYPES = {
@@ -244,6 +246,10 @@ class Pools:
 
     def _read_run(self, pool: SlotPool, run: list[tuple[int, int]]) -> int:
         return self.source.read(pool.table.layer, run[0][0], [pool.rows(slot) for _, slot in run])
+
+    def submit(self, work: Callable[..., T], *args: Any) -> Future[T]:
+        """Run `work` on an I/O thread; it may touch bytes, no arrays."""
+        return self._executor.submit(work, *args)
 
     def close(self) -> None:
         """Stop the I/O threads and close the files."""

@@ -1,0 +1,181 @@
+"""One pass over the routed experts of a layer for a whole prompt: every expert is read at most once.
+
+The experts of the prompt go through the layer's own slots, a group at a time: while one group computes, the
+next is being read into slots that nothing needs any more. No memory beyond the pool is used, so the budget
+of the pool is the budget of prefill. Residents are computed first, without a read. The rest are read in the
+order they have on disk, neighbours in one request; the experts that the end of the prompt uses most come
+last and stay, so that decoding starts warm.
+
+Knows slots, reads and the order of things; the arithmetic is the stock layer's. Invariants: a slot is
+claimed only after every result computed from it has been evaluated. However the pass ends (read error,
+cancellation, Ctrl-C), no read is under way and no device work reads a slot when `close` returns.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, wait
+from dataclasses import dataclass, field
+
+import mlx.core as mx
+import numpy as np
+from numpy.typing import NDArray
+
+from .moe import Streamed
+from .reader import IO_THREADS
+from .routes import Ints, Routes, groups
+from .slots import EMPTY, Pools, SlotPool
+
+TAIL_TOKENS = 256  # of the prompt's end decide which experts stay
+TILE_PAIRS = 16384  # computed in one call: bounds the rows gathered for it
+RUN_BYTES = 8 << 20  # one request at most: far above the 256 KiB from which SSDs are flat, small enough to spread
+WINDOW = 3  # groups in the slots at once: one computing, one read, one being read
+
+
+_Read = tuple[int, list[list[bytearray]] | None]  # bytes read, and the buffers of a staged fill
+
+
+@dataclass(slots=True)
+class _Group:
+    """Experts that are read and computed together."""
+
+    experts: list[int]
+    reads: list[tuple[list[tuple[int, int]], Future[_Read]]] = field(default_factory=list)
+    results: list[mx.array] = field(default_factory=list)
+
+
+class ExpertPass:
+    """The experts of one streamed layer, as prefill.py wants them. To be closed, also after an error.
+
+    Args:
+        module: a switch layer that `moe.stream` has changed.
+    """
+
+    def __init__(self, module: Streamed) -> None:
+        self._module = module
+        self._pools: Pools = module.pools
+        self._pool: SlotPool = module.pools.layers[module.layer]
+        self._reading: deque[_Group] = deque()
+        self._computing: deque[_Group] = deque()
+        self._protected: set[int] = set()
+
+    @property
+    def n_experts(self) -> int:
+        return self._pool.table.expert_count
+
+    def read_back(self, indices: mx.array) -> NDArray[np.uint32]:
+        """Host synchronisation: the router's choice, and with it all that was built earlier and reads a slot."""
+        return self._pools.read_back(indices)
+
+    def in_groups(self, routes: Routes, x: mx.array) -> Iterator[tuple[Ints, mx.array]]:
+        """Compute every pair of `routes` once. See `prefill.Experts`."""
+        pool, stats = self._pool, self._pools.stats
+        needed = routes.experts
+        residents = [e for e in needed if pool.slots[e] != EMPTY]
+        staying = routes.hottest(TAIL_TOKENS)[: pool.n_slots]
+        missing = [e for e in needed if pool.slots[e] == EMPTY]
+        # Half the slots at least are for passing through, unless nothing has to.
+        pinned = [e for e in staying if pool.slots[e] != EMPTY][: pool.n_slots // 2 if missing else None]
+        size = max(1, (pool.n_slots - len(pinned)) // WINDOW)
+        last = set(staying)
+        queue = deque(groups([e for e in missing if e not in last], size))
+        queue += groups([e for e in missing if e in last], size)
+        stats.hits += len(residents)
+        stats.misses += len(missing)
+
+        kept = set(pinned)
+        self._protected = kept | set(residents)
+        ready = _Group(residents)
+        while True:
+            self._read_ahead(queue)
+            for tile in routes.tiles(ready.experts, [int(pool.slots[e]) for e in ready.experts], TILE_PAIRS):
+                rows = x[mx.array((tile.pairs // routes.k).astype(np.uint32))]
+                y = self._module._stock(rows, mx.array(tile.rows)[:, None])[:, 0]  # [P, H]
+                ready.results.append(y)
+                yield tile.pairs, y
+                if len(ready.results) > 2:
+                    mx.eval(ready.results.pop(0))  # host sync: at most two tiles of intermediates are alive
+            self._computing.append(ready)
+            kept |= last.intersection(ready.experts)
+            while len(self._computing) > 1 or (self._computing and not self._reading):
+                self._let_go(kept)
+                self._read_ahead(queue)
+            if not self._reading:
+                break
+            ready = self._next_read()
+        pool.policy.use([e for e in reversed(staying) if pool.slots[e] != EMPTY])
+
+    def close(self) -> None:
+        """End every read and every evaluation of this pass. The slot table tells the truth afterwards."""
+        while self._reading:
+            group = self._reading.popleft()
+            self._settle(group)
+        results = [y for group in self._computing for y in group.results]
+        self._computing.clear()
+        mx.eval(results)
+
+    def _read_ahead(self, queue: deque[list[int]]) -> None:
+        """Start the reads of as many groups as there are slots for."""
+        while queue and len(queue[0]) <= self._pool.n_slots - len(self._protected):
+            group = _Group(queue.popleft())
+            before = len(self._pool.policy.residents)
+            claims = self._pool.claim(group.experts, self._protected)
+            self._pools.stats.evictions += before - len(self._pool.policy.residents)
+            self._protected.update(group.experts)
+            self._reading.append(group)
+            group.reads = [(run, self._pools.submit(self._read, run)) for run in self._runs(claims)]
+
+    def _runs(self, claims: Sequence[tuple[int, int]]) -> list[list[tuple[int, int]]]:
+        """Split claims, ascending by expert, into runs of neighbours that one request reads."""
+        most = max(1, min(RUN_BYTES // self._pool.table.stride, -(-len(claims) // IO_THREADS)))
+        runs: list[list[tuple[int, int]]] = []
+        for expert, slot in claims:
+            if runs and expert == runs[-1][-1][0] + 1 and len(runs[-1]) < most:
+                runs[-1].append((expert, slot))
+            else:
+                runs.append([(expert, slot)])
+        return runs
+
+    def _read(self, run: list[tuple[int, int]]) -> _Read:
+        """On an I/O thread: fill the slots of neighbours, or buffers if the device does not see host writes."""
+        pool, first = self._pool, run[0][0]
+        if pool.direct:
+            return self._pools.source.read(pool.table.layer, first, [pool.rows(slot) for _, slot in run]), None
+        staged = [[bytearray(s.size) for s in pool.table.sections] for _ in run]
+        rows = [[memoryview(b) for b in buffers] for buffers in staged]
+        return self._pools.source.read(pool.table.layer, first, rows), staged
+
+    def _next_read(self) -> _Group:
+        """Wait for the group whose reads were started first and enter it into the slot table."""
+        start = time.perf_counter()
+        wait([future for _, future in self._reading[0].reads])
+        self._pools.stats.wait_seconds += time.perf_counter() - start
+        group = self._reading.popleft()
+        failure = self._settle(group)
+        if failure is not None:
+            raise failure
+        return group
+
+    def _settle(self, group: _Group) -> BaseException | None:
+        """Enter what was read into the slot table; give the slots of a failed read back empty."""
+        pool, stats, failure = self._pool, self._pools.stats, None
+        for run, future in group.reads:
+            error = future.exception()
+            if error is None:
+                read_bytes, staged = future.result()
+                stats.reads += 1
+                stats.read_bytes += read_bytes
+            for i, (expert, slot) in enumerate(run):
+                pool.settle(expert, slot, ok=error is None)
+                if error is None and staged is not None:
+                    pool.store_staged(slot, staged[i])
+            failure = failure or error
+        return failure
+
+    def _let_go(self, kept: set[int]) -> None:
+        """Wait for the group that has been computing longest; its slots may then be read into."""
+        group = self._computing.popleft()
+        mx.eval(group.results)  # host sync
+        self._protected -= set(group.experts) - kept

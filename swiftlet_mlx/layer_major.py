@@ -1,0 +1,343 @@
+"""A whole stretch of tokens through one decoder layer, each routed expert of it read at most once.
+
+`use_layer_major` gives the decoder layers of a streamed model a class whose forward pass takes many tokens so:
+
+1. Attention, DeltaNet, router, shared expert: mlx-lm's own code, in chunks of tokens, so that memory does not grow
+   with the prompt. Where that code calls its routed experts it gets a promise (promise.py) and goes on.
+2. The (token, choice) pairs of all chunks are computed group of experts by group (expert_pass.py).
+3. What the layer did with the promise is done to the results (results.py).
+
+Every call of the model with many tokens is then layer-major, whoever makes it. Which layers can run so is found by
+trying them on lazy arrays: one that does something unforeseen with its experts keeps mlx-lm's path, streamed by
+moe.py. Decoding (one token) is mlx-lm's path, too.
+
+Knows layers, masks and caches; nothing of files, slots or budgets. Invariant: when a layer returns, everything it was
+asked to compute has been evaluated, and nothing lazy refers to a slot.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol, cast
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+from mlx_lm.models.cache import ArraysCache, KVCache, QuantizedKVCache
+from numpy.typing import NDArray
+
+from .expert_pass import ExpertPass
+from .moe import Streamed
+from .promise import Promise
+from .results import Pairs, Results, Sums
+from .routes import Ints, Routes
+
+CHUNK_TOKENS = 1024  # of attention and DeltaNet in one go
+PAIR_BYTES = 64 << 20  # results kept one by one up to here: 2,048 tokens of 8 choices, hidden size 2,048, bfloat16
+
+
+class Experts(Protocol):
+    """The routed experts of one layer, for one pass over them."""
+
+    @property
+    def n_experts(self) -> int: ...
+
+    def read_back(self, indices: mx.array) -> NDArray[np.uint32]:
+        """Host synchronisation: the router's choice."""
+
+    def in_groups(self, routes: Routes, x: mx.array) -> Iterator[tuple[Ints, mx.array]]:
+        """Compute every pair of `routes` once.
+
+        Args:
+            routes: the choices of N tokens.
+            x: `[N, H]`, evaluated.
+
+        Yields:
+            positions `[P]` of some pairs, and a lazy `[P, H]` with what their experts return. When the generator
+            is resumed, the results have been put to use in a graph that is being evaluated.
+        """
+
+    def close(self) -> None:
+        """End reads and evaluations under way; called however the pass ended."""
+
+
+ExpertsOf = Callable[[Any], Callable[[], Experts] | None]
+
+
+class Listener(Protocol):
+    """Whoever runs a prompt through the model. What it raises ends the run."""
+
+    @property
+    def only_caches(self) -> bool:
+        """True if nothing but the caches is wanted of this run: the last layer's experts are then left out."""
+
+    def tick(self, part: float) -> None:
+        """This part of the present layer is done."""
+
+    def layer_done(self) -> None:
+        """The present layer has returned; the next one begins."""
+
+
+@dataclass(slots=True)
+class LayerMajor:
+    """What the layers of one model share.
+
+    Args:
+        chunk_tokens: tokens of attention and DeltaNet in one go.
+        pair_bytes: bound on results that are kept one by one and added up by the layer's own code. Those of more
+            tokens are added in float32 as they arrive.
+        listener: set while a prompt runs.
+    """
+
+    chunk_tokens: int = CHUNK_TOKENS
+    pair_bytes: int = PAIR_BYTES
+    listener: Listener | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LayerPart:
+    """What one decoder layer needs for its pass; kept on the layer as a plain attribute."""
+
+    shared: LayerMajor
+    last: bool
+    parent: Any = None
+    """The module whose item `name` is the routed experts; None in a layer without any."""
+    name: str = ""
+    begin: Callable[[], Experts] | None = None
+
+
+# ---- giving the layers of a model their class -------------------------------------------------------------------
+
+
+def streamed_experts(module: Any) -> Callable[[], Experts] | None:
+    """How to begin a pass over a module's experts, or None if it has none on disk."""
+    return functools.partial(ExpertPass, module) if isinstance(module, Streamed) else None
+
+
+def use_layer_major(
+    model: nn.Module, settings: LayerMajor | None = None, experts_of: ExpertsOf = streamed_experts
+) -> int:
+    """Let the decoder layers of this model, and of no other, take many tokens layer by layer.
+
+    Args:
+        model: a model whose routed experts are streamed.
+        settings: what the layers are to share; None for the defaults.
+        experts_of: tells a module with routed experts, and how to begin a pass over them, from any other.
+
+    Returns:
+        How many layers take part. A layer keeps mlx-lm's path if it holds more than one set of experts, if its
+        forward pass has no `mask` and `cache`, or if it does with its experts' output what cannot be replayed.
+    """
+    shared = settings or LayerMajor()
+    layers = list(model.layers)
+    caches = list(model.make_cache()) if hasattr(model, "make_cache") else [KVCache() for _ in layers]
+    n = 0
+    for layer, cache in zip(layers, caches, strict=True):
+        if isinstance(layer, nn.Module) and part_of(layer) is None:
+            part = _part(layer, shared, experts_of, last=layer is layers[-1])
+            if part is not None and _works(layer, part, cache):
+                layer._layer_major = part
+                layer.__class__ = _layer_major_class(cast("Hashable", type(layer)))
+                n += 1
+    return n
+
+
+def use_stock_layers(model: nn.Module) -> int:
+    """Undo `use_layer_major`.
+
+    Args:
+        model: the same model.
+
+    Returns:
+        How many layers went back to mlx-lm's own class.
+    """
+    layers = [layer for layer in model.layers if part_of(layer) is not None]
+    for layer in layers:
+        layer.__class__ = vars(type(layer))["_stock_layer_class"]
+        del layer._layer_major
+    return len(layers)
+
+
+def part_of(layer: Any) -> LayerPart | None:
+    """What `use_layer_major` has given a layer, or None."""
+    return cast("LayerPart", layer._layer_major) if "_stock_layer_class" in vars(type(layer)) else None
+
+
+def _part(layer: nn.Module, shared: LayerMajor, experts_of: ExpertsOf, *, last: bool) -> LayerPart | None:
+    if not {"mask", "cache"} <= inspect.signature(type(layer).__call__).parameters.keys():
+        return None
+    found = [
+        LayerPart(shared, last, parent, name, begin)
+        for _, parent in layer.named_modules()
+        for name, child in parent.children().items()
+        if (begin := experts_of(child)) is not None
+    ]
+    return None if len(found) > 1 else found[0] if found else LayerPart(shared, last)
+
+
+def _works(layer: nn.Module, part: LayerPart, cache: Any) -> bool:
+    """Run the layer on two lazy tokens, evaluating nothing, and see whether a promise comes out at its end."""
+    if part.begin is None:
+        return True
+    weights = [w for child in layer.children().values() if isinstance(w := dict(child).get("weight"), mx.array)]
+    width = next((w.size for w in weights if w.ndim == 1), None)  # a norm of the layer is as wide as its input
+    if width is None:
+        return False
+    try:
+        with _promised(part) as calls:
+            mask = None if isinstance(cache, ArraysCache) else "causal"
+            out = layer(mx.zeros((1, 2, width)), mask=mask, cache=cache)
+    except Exception:  # whatever an unforeseen layer raises over a promise, the answer is no
+        return False
+    return len(calls) == 1 and isinstance(out, Promise)
+
+
+@functools.cache
+def _layer_major_class(stock: type[nn.Module]) -> type[nn.Module]:
+    signature = inspect.signature(stock.__call__)
+    first = list(signature.parameters)[1]
+
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        given = signature.bind(self, *args, **kwargs)
+        x = given.arguments[first]
+        if x.shape[1] == 1:  # decoding
+            return stock.__call__(self, *args, **kwargs)
+
+        def call(chunk: mx.array, mask: Any) -> Any:
+            given.arguments[first] = chunk
+            if "mask" in given.arguments:
+                given.arguments["mask"] = mask
+            return stock.__call__(*given.args, **given.kwargs)
+
+        return run_layer(self._layer_major, call, x, given.arguments.get("mask"), given.arguments.get("cache"))
+
+    body = {"__call__": forward, "__module__": stock.__module__, "_stock_layer_class": stock}
+    return type(stock.__name__, (stock,), body)
+
+
+# ---- one layer, many tokens -------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Call:
+    """One call of the routed experts, answered with a promise."""
+
+    x: mx.array
+    indices: mx.array
+
+
+@contextmanager
+def _promised(part: LayerPart) -> Iterator[list[_Call]]:
+    """Let the layer's experts answer with promises; gives the calls that were made."""
+    calls: list[_Call] = []
+    if part.begin is None:
+        yield calls
+        return
+
+    def answer(x: mx.array, indices: mx.array) -> mx.array:
+        calls.append(_Call(x, indices))
+        return Promise.of((*indices.shape, x.shape[-1]), x.dtype)
+
+    experts = part.parent[part.name]
+    part.parent[part.name] = answer
+    try:
+        yield calls
+    finally:
+        part.parent[part.name] = experts
+
+
+def run_layer(part: LayerPart, call: Callable[[mx.array, Any], Any], x: mx.array, mask: Any, cache: Any) -> mx.array:
+    """One decoder layer over many tokens.
+
+    Args:
+        part: the layer's own.
+        call: the stock forward pass, of a chunk of x and the mask for it.
+        x: `[B, T, H]`.
+        mask: as the model gives it for all T tokens.
+        cache: the layer's, or None.
+
+    Returns:
+        `[B, T, H]`, evaluated.
+    """
+    listener, T = part.shared.listener, x.shape[1]
+    outs: list[mx.array] = []
+    calls: list[_Call] = []
+    for a, b in _spans(T, part.shared.chunk_tokens if _divisible(mask, cache) else T):
+        with _promised(part) as made:
+            out = call(x[:, a:b], mask)
+        wanted = [*out.operands, made[0].x, made[0].indices] if isinstance(out, Promise) else [out]
+        mx.eval(wanted, cache.state if cache is not None else [])  # host sync: ends the graph behind this chunk
+        outs.append(out)
+        calls += made
+        if listener is not None:
+            listener.tick(0.5 * b / T)
+
+    if listener is not None and listener.only_caches and part.last:
+        outs = [x]  # the caches are filled, and nobody will look at this
+    elif any(isinstance(out, Promise) for out in outs):
+        if not all(isinstance(out, Promise) for out in outs) or len(calls) != len(outs):
+            raise RuntimeError(f"{type(part.parent).__name__} uses its experts in some chunks and not in others")
+        outs = _run_experts(part, cast("list[Promise]", outs), calls)
+    if listener is not None:
+        listener.layer_done()
+    return outs[0] if len(outs) == 1 else mx.concatenate(outs, axis=1)
+
+
+def _run_experts(part: LayerPart, promises: list[Promise], calls: list[_Call]) -> list[mx.array]:
+    """What the layer returns for each chunk, its routed experts having been computed group by group."""
+    assert part.begin is not None  # only a layer with experts makes promises
+    experts, listener = part.begin(), part.shared.listener
+    k, width, dtype = calls[0].indices.shape[-1], calls[0].x.shape[-1], calls[0].x.dtype
+    shapes = [c.indices.shape for c in calls]
+    try:
+        chosen = experts.read_back(_joined([c.indices.reshape(-1, k) for c in calls]))  # host sync: [N, k]
+        rows = _joined([c.x.reshape(-1, width) for c in calls])  # [N, H]
+        mx.eval(rows)
+        calls.clear()
+
+        weights = [w.reshape(-1, k) for p in promises if (w := p.weights) is not None]
+        results: Results
+        if chosen.size * width * dtype.size <= part.shared.pair_bytes or len(weights) < len(promises):
+            results = Pairs(chosen.size, width, dtype)
+        else:
+            results = Sums(_joined(weights), width)
+
+        done = 0
+        for pairs, y in experts.in_groups(Routes(chosen.astype(np.int64), experts.n_experts), rows):
+            results.put(pairs, y)
+            done += len(pairs)
+            if listener is not None:
+                listener.tick(0.5 + 0.5 * done / chosen.size)
+    finally:
+        experts.close()
+
+    outs, first = [], 0
+    for promise, shape in zip(promises, shapes, strict=True):
+        outs.append(results.take(promise, first, shape))
+        mx.eval(outs[-1])
+        first += int(np.prod(shape[:-1]))
+    return outs
+
+
+def _joined(pieces: list[mx.array]) -> mx.array:
+    return pieces[0] if len(pieces) == 1 else mx.concatenate(pieces)
+
+
+def _divisible(mask: Any, cache: Any) -> bool:
+    """Whether a layer may see its tokens in chunks: its cache carries all of the past, its mask is no array."""
+    if isinstance(mask, str):
+        return mask == "causal" and type(cache) in (KVCache, QuantizedKVCache)
+    return mask is None and type(cache) is ArraysCache
+
+
+def _spans(n: int, size: int) -> list[tuple[int, int]]:
+    """Cut n tokens into chunks. A last one of a single token joins the one before it: mlx-lm masks one token
+    otherwise than many."""
+    cuts = list(range(0, n, size))
+    if len(cuts) > 1 and n - cuts[-1] == 1:
+        cuts.pop()
+    return list(zip(cuts, [*cuts[1:], n], strict=True))
