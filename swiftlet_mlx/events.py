@@ -96,6 +96,10 @@ class Statistics:
     counters: dict[str, int] = field(default_factory=dict)
     """What the model's own counters grew by during this reply (hits, misses, read_bytes); empty for a model
     without streamed experts."""
+    prefill_counters: dict[str, int] = field(default_factory=dict)
+    """The part of `counters` up to the first sampled token."""
+    ids: tuple[int, ...] = ()
+    """The tokens sampled, the end token not among them."""
 
     @property
     def prefill_tokens_per_second(self) -> float:

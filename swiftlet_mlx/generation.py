@@ -116,6 +116,7 @@ class Generation:
     prefill: Prefill | None = None
     counters: Callable[[], Mapping[str, int]] = dict
     generated: list[int] = field(default_factory=list)
+    at_first: Mapping[str, int] = field(default_factory=dict)
 
     def run(self) -> None:
         """Generate. Any exception leaves the timeline out of the store."""
@@ -153,6 +154,8 @@ class Generation:
                 ttft_seconds=first - self.submitted,
                 decode_seconds=last - first,
                 counters={name: value - before.get(name, 0) for name, value in after.items()},
+                prefill_counters={name: value - before.get(name, 0) for name, value in self.at_first.items()},
+                ids=tuple(self.generated),
             )
         )
         self.emit(finish)
@@ -214,6 +217,8 @@ class Generation:
             choice = sampler.draw(logits)
             token = self._read_back(choice, logits)  # the step's one wait for the device
             timeline.fed([last])
+            if not times:
+                self.at_first = dict(self.counters())
             times.append(time.perf_counter())
             if token.id in request.eos_ids:
                 return "stop"

@@ -22,15 +22,16 @@ from mlx_lm.utils import load_adapters, load_model, load_tokenizer
 
 from . import memory
 from ._compat import SwitchGLU, SwitchMLP, get_model_classes
-from .checkpoint import Checkpoint
 from .config import ModelConfig, for_mlx_lm, read_config, text_config
+from .delta import chunked_by_default, use_chunked_delta
 from .errors import ConfigError, ModelNotFound, StreamingUnsupported
+from .layer_major import use_layer_major
 from .locate import find_model
 from .moe import stream
 from .qpack import DENSE, Container
 from .reader import IO_THREADS, CheckpointSource, ContainerSource, io_threads, open_source
-from .safetensors import read_header
 from .slots import Pools
+from .units import size
 
 SHIM = "swiftlet_mlx_model.py"
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
@@ -134,7 +135,7 @@ def load_text(
         ModelNotFound: if the folder has no tokenizer.
         ConfigError: if generation_config.json is not readable; a truncated one would silently lose stop tokens.
     """
-    if not any((folder / name).is_file() for name in _TOKENIZER_FILES):
+    if not has_tokenizer(folder):
         raise ModelNotFound(
             f"{folder}: no tokenizer here, so text cannot be turned into tokens. Copy tokenizer.json and "
             "tokenizer_config.json from the model's page, or give token ids: `swiftlet-mlx generate MODEL --ids 1,2,3`"
@@ -143,6 +144,11 @@ def load_text(
     if trust:
         extra.setdefault("trust_remote_code", True)
     return load_tokenizer(folder, extra, eos_token_ids=eos_ids(folder, config) or None)
+
+
+def has_tokenizer(folder: Path) -> bool:
+    """Whether text can be turned into tokens with what the folder holds."""
+    return any((folder / name).is_file() for name in _TOKENIZER_FILES)
 
 
 def eos_ids(folder: Path, config: dict[str, Any]) -> list[int]:
@@ -189,6 +195,9 @@ class _Builder:
                 super().__init__(args)
                 object.__setattr__(self, "pools", builder.make_pools())
                 builder.swap(self)
+                use_layer_major(self)
+                if chunked_by_default():
+                    use_chunked_delta(self)
 
             def sanitize(self, weights: dict[str, mx.array]) -> dict[str, mx.array]:
                 # what mlx-lm globbed is replaced by what index and headers say; all of it is still lazy
@@ -200,13 +209,13 @@ class _Builder:
 
     def make_pools(self) -> Pools:
         tables, top_k = self.source.tables, self.shape.top_k
-        budget = memory.budget_bytes(self.cache_gb, tables, top_k, self.dense_bytes())
+        budget = memory.budget_bytes(self.cache_gb, tables, top_k, memory.dense_bytes(self.opened))
         pools = Pools(self.source, memory.split(tables, budget, top_k), io_threads(self.threads))
         cycle = memory.cycle_bytes(tables, top_k)
         if pools.nbytes < cycle:
             self.warn(
                 f"the cache holds {sum(p.n_slots for p in pools.layers.values())} experts, one token uses "
-                f"{len(tables) * top_k} ({cycle / memory.GB:.2f} GB): nothing can be reused from token to token. "
+                f"{len(tables) * top_k} ({size(cycle)}): nothing can be reused from token to token. "
                 "Give more --cache-gb if you can"
             )
         if not pools.direct:
@@ -244,13 +253,6 @@ class _Builder:
             if wanted:
                 weights |= {n: a for n, a in _lazy(self.folder / file).items() if n in wanted}
         return weights
-
-    def dense_bytes(self) -> int:
-        if isinstance(self.opened, Container):
-            header = read_header(self.folder / DENSE)
-            return sum(t.nbytes for t in header.tensors.values())
-        assert isinstance(self.opened, Checkpoint)
-        return sum(at.info.nbytes for at in self.opened.dense.values())
 
     def close(self) -> None:
         if self.pools is not None:

@@ -13,8 +13,11 @@ from pathlib import Path
 
 import mlx.core as mx
 
+from .checkpoint import Checkpoint
 from .errors import BudgetTooSmall, OptionError
-from .qpack import LayerTable
+from .qpack import DENSE, Container, LayerTable
+from .safetensors import read_header
+from .units import size
 
 GB = 10**9
 # What MLX may keep of freed buffers. Enough to reuse a decode step's temporaries, and bounded: on a Mac the default
@@ -52,9 +55,9 @@ def split(tables: Mapping[int, LayerTable], budget: int, top_k: int) -> dict[int
     need = minimum_bytes(tables, top_k)
     if budget < need:
         raise BudgetTooSmall(
-            f"a cache of {budget / GB:.3f} GB does not hold one expert for each of {len(tables)} layers and "
+            f"a cache of {size(budget)} does not hold one expert for each of {len(tables)} layers and "
             f"{max(top_k, 1)} of one layer; the minimum for this model is --cache-gb {_round_up(need)}, "
-            f"one token touches {cycle_bytes(tables, top_k) / GB:.3f} GB"
+            f"one token touches {size(cycle_bytes(tables, top_k))}"
         )
     slots = {}
     left, layers = budget, len(tables)
@@ -90,6 +93,13 @@ def budget_bytes(cache_gb: float | None, tables: Mapping[int, LayerTable], top_k
     if not 0 < cache_gb < 1e6:
         raise OptionError(f"--cache-gb {cache_gb} is not a size; give the slot pool in GB, for example --cache-gb 2")
     return min(everything, int(cache_gb * GB))
+
+
+def dense_bytes(opened: Container | Checkpoint) -> int:
+    """Bytes of the weights that stay resident."""
+    if isinstance(opened, Container):
+        return sum(t.nbytes for t in read_header(opened.path / DENSE).tensors.values())
+    return sum(at.info.nbytes for at in opened.dense.values())
 
 
 def available_bytes() -> int:

@@ -28,9 +28,10 @@ Rows = Sequence[memoryview]  # one writable byte view a section, in the order of
 
 
 class ExpertSource(Protocol):
-    """Routed experts on disk. `tables` has an entry for each layer with experts."""
+    """Routed experts on disk. `tables` has an entry for each layer with experts; `origin` says what was repacked."""
 
     name: str
+    origin: str
     tables: Mapping[int, LayerTable]
 
     def read(self, layer: int, first: int, rows: Sequence[Rows]) -> int:
@@ -52,6 +53,7 @@ class ContainerSource:
 
     def __init__(self, container: Container) -> None:
         self.name = container.path.name
+        self.origin = container.source
         self.tables = container.layers
         self._files = _Files()
         self._fd = {n: self._files.open(container.path / t.file_name) for n, t in self.tables.items()}
@@ -82,6 +84,7 @@ class CheckpointSource:
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         self.name = checkpoint.folder.name
+        self.origin = checkpoint.folder.name
         self.tables = checkpoint.tables
         self._files = _Files()
         self._places: dict[int, list[tuple[int, int, int, str]]] = {}  # fd, offset of expert 0, bytes, file

@@ -1,0 +1,93 @@
+"""From a command's options to a running engine, the same way for every command that generates."""
+
+from __future__ import annotations
+
+import platform
+import resource
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from . import console
+
+if TYPE_CHECKING:
+    from swiftlet_mlx.engine import Engine
+
+
+@contextmanager
+def engine_for(
+    model: str,
+    *,
+    cache_gb: float | None,
+    trust_remote_code: bool = False,
+    with_text: bool | None = True,
+    quiet: bool = False,
+    warn: Callable[[str], None] = console.warn,
+    **engine_options: Any,
+) -> Iterator[tuple[Engine, Path]]:
+    """A loaded engine and the model's folder, closed at the end.
+
+    Args:
+        model: What the user named.
+        cache_gb: Slot pool in GB, None to ask the machine.
+        trust_remote_code: Run Python files of the model folder.
+        with_text: Load the tokenizer too; None only where the folder has one. Without, token ids go in and out.
+        quiet: No remarks.
+        warn: Where remarks go.
+        engine_options: Passed to `Engine`.
+
+    Raises:
+        SwiftletError: the cause of a failed load, not the engine's wrapper around it.
+    """
+    from swiftlet_mlx.engine import Engine
+    from swiftlet_mlx.errors import EngineFailed, SwiftletError
+    from swiftlet_mlx.load import has_tokenizer, load, load_streamed
+    from swiftlet_mlx.locate import find_model
+
+    folder = find_model(model)
+    remark = (lambda text: None) if quiet else warn
+
+    def open_model() -> tuple[Any, Any]:
+        if has_tokenizer(folder) if with_text is None else with_text:
+            pair: tuple[Any, Any] = load(folder, cache_gb=cache_gb, trust_remote_code=trust_remote_code, warn=remark)
+            return pair
+        loaded, _ = load_streamed(folder, cache_gb=cache_gb, trust_remote_code=trust_remote_code, warn=remark)
+        return loaded, None
+
+    with Engine(open_model, counters=counters, **engine_options) as engine:
+        try:
+            engine.wait()
+        except EngineFailed as error:
+            if isinstance(error.__cause__, SwiftletError):
+                raise error.__cause__ from None
+            raise
+        yield engine, folder
+
+
+def counters(model: Any) -> Mapping[str, Any]:
+    """A streamed model's running counters."""
+    stats = model.pools.stats
+    return {name: getattr(stats, name) for name in ("hits", "misses", "evictions", "reads", "read_bytes", "read_backs")}
+
+
+def peak_rss_bytes() -> int:
+    """The most memory this process has had resident, as the system counts it."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024  # macOS counts bytes (not run here), Linux KiB
+
+
+def versions() -> dict[str, str]:
+    """What a report needs to be reproducible."""
+    from importlib.metadata import version
+
+    import mlx.core as mx
+
+    names = ("swiftlet-mlx", "mlx", "mlx-lm")
+    return {
+        **{name: version(name) for name in names},
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "device": str(mx.default_device()),
+    }
