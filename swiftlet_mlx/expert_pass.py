@@ -79,14 +79,14 @@ class ExpertPass:
         # Half the slots at least are for passing through, unless nothing has to.
         pinned = [e for e in staying if pool.slots[e] != EMPTY][: pool.n_slots // 2 if missing else None]
         size = max(1, (pool.n_slots - len(pinned)) // WINDOW)
-        last = set(staying)
-        queue = deque(groups([e for e in missing if e not in last], size))
-        queue += groups([e for e in missing if e in last], size)
+        arrived = set(staying).intersection(missing)  # read last, and kept from then on
+        queue = deque(groups([e for e in missing if e not in arrived], size))
+        queue += groups(sorted(arrived), size)
         stats.hits += len(residents)
         stats.misses += len(missing)
 
         kept = set(pinned)
-        self._protected = kept | set(residents)
+        self._protected = set(residents)
         ready = _Group(residents)
         while True:
             self._read_ahead(queue)
@@ -98,7 +98,7 @@ class ExpertPass:
                 if len(ready.results) > 2:
                     mx.eval(ready.results.pop(0))  # host sync: at most two tiles of intermediates are alive
             self._computing.append(ready)
-            kept |= last.intersection(ready.experts)
+            kept |= arrived.intersection(ready.experts)
             while len(self._computing) > 1 or (self._computing and not self._reading):
                 self._let_go(kept)
                 self._read_ahead(queue)

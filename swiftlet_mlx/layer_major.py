@@ -312,6 +312,8 @@ def _run_experts(part: LayerPart, promises: list[Promise], calls: list[_Call]) -
             done += len(pairs)
             if listener is not None:
                 listener.tick(0.5 + 0.5 * done / chosen.size)
+        if done != chosen.size:
+            raise RuntimeError(f"{done} of {chosen.size} results came from the experts of a layer")
     finally:
         experts.close()
 
