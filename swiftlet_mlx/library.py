@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 from .checkpoint import shard_files
 from .config import ModelConfig, read_config
-from .errors import SwiftletError
+from .errors import ModelNotFound, SwiftletError
 from .qpack import MANIFEST, is_container, open_container
 
 Kind = Literal["container", "checkpoint", "unfinished"]
@@ -90,6 +91,48 @@ def matching(name: str, revision: str | None = None) -> list[Found]:
     cache = [f for f in cached() if f.name.casefold() == wanted]
     refs = [f for f in cache if revision in (f.revision, f.path.name)] if revision else _preferred(cache)
     return sorted(here + refs, key=lambda f: (bool(f.fault), f.name != name and f.source != name))
+
+
+def one(name: str) -> Found:
+    """The one model that a name or a path means, whole or not.
+
+    Raises:
+        ModelNotFound: if there is none, or more than one.
+    """
+    path = Path(name).expanduser()
+    if path.is_dir() and (found := _installed(path.resolve())):
+        return found
+    every = matching(name)
+    if len(every) == 1:
+        return every[0]
+    if every:
+        places = ", ".join(str(found.path) for found in every)
+        raise ModelNotFound(f"{name} is here more than once: {places}. Give the path of the one you mean")
+    raise ModelNotFound(f"no model {name!r} on this machine; `swiftlet-mlx list` shows what is here")
+
+
+def delete(found: Found) -> int:
+    """Delete a model's files; returns the bytes that were freed.
+
+    Raises:
+        ModelNotFound: if the system refuses, with its reason.
+    """
+    freed = found.nbytes
+    try:
+        if hub_cache() in found.path.parents:
+            from huggingface_hub import scan_cache_dir
+
+            scan = scan_cache_dir(hub_cache())
+            repo = frozenset(r for r in scan.repos if r.repo_path == found.path.parent.parent)
+            strategy = replace(scan, repos=repo).delete_revisions(found.path.name)  # a copy may share the commit id
+            freed = strategy.expected_freed_size
+            strategy.execute()
+        else:
+            (found.path / MANIFEST).unlink(missing_ok=True)  # from here on it is no container, whatever happens
+            shutil.rmtree(found.path)
+    except OSError as error:
+        raise ModelNotFound(f"{found.path}: cannot be deleted ({error.strerror or error})") from None
+    return freed
 
 
 def _plain(name: str) -> str:

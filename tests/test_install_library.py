@@ -12,7 +12,7 @@ import pytest
 from fake_checkpoint import make_checkpoint
 
 from swiftlet_mlx.errors import ModelNotFound
-from swiftlet_mlx.library import cached, hub_cache, installed, matching, models_folder
+from swiftlet_mlx.library import cached, delete, hub_cache, installed, matching, models_folder, one
 from swiftlet_mlx.locate import find_model
 from swiftlet_mlx.qpack import layout_json, make_table
 
@@ -165,3 +165,32 @@ def test_dense_models_and_rubbish_in_the_cache_are_not_listed() -> None:
     put_cached("Org/Model")
     assert [(f.name, f.kind, f.revision) for f in cached()] == [("Org/Model", "checkpoint", "main")]
     assert cached()[0].nbytes > 50_000
+
+
+def test_what_is_deleted_is_gone_and_nothing_else() -> None:
+    keep = put_container("Keep.qpack")
+    gone = put_container("Gone.qpack")
+    size = sum(f.stat().st_size for f in gone.rglob("*") if f.is_file())
+    assert delete(one("gone")) == size
+    assert (keep.exists(), gone.exists()) == (True, False)
+    put_container("Half.qpack.partial")
+    delete(one("Half"))
+    assert [f.name for f in installed()] == ["Keep"]
+
+
+def test_a_cached_model_is_deleted_with_its_blobs() -> None:
+    put_cached("Org/Model")
+    put_cached("Org/Other")
+    assert delete(one("org/model")) > 50_000
+    assert [f.name for f in cached()] == ["Org/Other"]
+    assert not (hub_cache() / "models--Org--Model").exists()
+
+
+def test_a_name_that_means_two_models_deletes_neither() -> None:
+    put_cached("Org/Model")
+    path = put_container("Model.qpack", "Org/Model")
+    with pytest.raises(ModelNotFound, match="more than once"):
+        one("Org/Model")
+    assert one(str(path)).path == path
+    with pytest.raises(ModelNotFound, match="no model 'nothing'"):
+        one("nothing")
