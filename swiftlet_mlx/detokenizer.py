@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import codecs
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from typing import Any, Protocol
 
@@ -59,19 +59,20 @@ class Vocabulary:
     """
 
     def __init__(self, tokenizer: Any, keep: Iterable[str] = ()) -> None:
-        self._tokenizer = getattr(tokenizer, "_tokenizer", tokenizer)
+        self._tokenizer = tokenizer
         kept = set(keep)
         names = set(self._tokenizer.all_special_tokens) | _added_special(self._tokenizer)
         self.hidden: frozenset[int] = frozenset(
             self._tokenizer.convert_tokens_to_ids(name) for name in names if name not in kept
         )
         self._bytes: list[bytes] | None = _byte_table(self._tokenizer)
+        self._fallback = frozenset() if self._bytes is not None else _fallback_ids(self._tokenizer)
 
     def detokenizer(self) -> Detokenizer:
         """A fresh one for one reply."""
         if self._bytes is not None:
             return _Bytes(self._bytes, self.hidden)
-        return _Window(self.decode, self.hidden)
+        return _Window(self.decode, self.hidden, self._fallback)
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of ids, special tokens left out, spaces as the model wrote them."""
@@ -106,12 +107,16 @@ class _Window:
     """For any other tokenizer: decode a window of ids again and let out what no later id can change.
 
     The window keeps the ids of the last delta, since a token's text may depend on the one before it (leading
-    spaces). A text that ends in U+FFFD may be a cut character and waits.
+    spaces). A text that ends in U+FFFD may be a cut character and waits. So does a run of byte tokens, to its end:
+    SentencePiece's byte fallback decodes a run as a whole, and one bad byte makes U+FFFD of all of it.
     """
 
-    def __init__(self, decode: Any, hidden: frozenset[int]) -> None:
+    def __init__(
+        self, decode: Callable[[list[int]], str], hidden: frozenset[int], fallback: frozenset[int]
+    ) -> None:
         self._decode = decode
         self._hidden = hidden
+        self._fallback = fallback
         self._ids: list[int] = []
         self._first = 0
         self._next = 0
@@ -120,18 +125,20 @@ class _Window:
         if token in self._hidden:
             return ""
         self._ids.append(token)
+        if token in self._fallback:
+            return ""
         before = self._decode(self._ids[self._first : self._next])
         text = self._decode(self._ids[self._first :])
         if text.endswith("\ufffd") or not text.startswith(before):
             return ""
         self._first, self._next = self._next, len(self._ids)
-        return str(text[len(before) :])
+        return text[len(before) :]
 
     def finish(self) -> str:
         before = self._decode(self._ids[self._first : self._next])
         text = self._decode(self._ids[self._first :])
         self._first = self._next = len(self._ids)
-        return str(text[len(before) :])
+        return text[len(before) :]
 
 
 @lru_cache(maxsize=1)
@@ -141,6 +148,12 @@ def _char_bytes() -> dict[str, int]:
     table = {chr(b): b for b in plain}
     rest = [b for b in range(256) if b not in table.values()]
     return table | {chr(256 + i): b for i, b in enumerate(rest)}
+
+
+def _fallback_ids(tokenizer: Any) -> frozenset[int]:
+    """The ids of SentencePiece's single bytes, <0x00> to <0xFF>."""
+    ids = (tokenizer.get_vocab().get(f"<0x{b:02X}>") for b in range(256))
+    return frozenset(i for i in ids if i is not None)
 
 
 def _byte_table(tokenizer: Any) -> list[bytes] | None:

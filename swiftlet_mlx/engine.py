@@ -19,6 +19,7 @@ from typing import Any, Literal, TypeVar
 
 import mlx.core as mx
 
+from . import thread
 from .channel import Channel
 from .errors import (
     ContextFull,
@@ -60,7 +61,7 @@ class Stream:
 
     def cancel(self) -> None:
         """Ask for the end: the events go on to a Finish with reason `cancelled`. From any thread."""
-        self._job.cancelled.set()
+        self._job.cancelled = True
         self._job.owner.tidy()
 
     @property
@@ -69,7 +70,7 @@ class Stream:
         return self._job.events.ended
 
     def __del__(self) -> None:
-        self._job.cancelled.set()
+        self._job.cancelled = True
 
 
 class Engine:
@@ -114,10 +115,9 @@ class Engine:
             counters,
             max_waiting,
         )
-        self._thread = threading.Thread(target=self._worker.run, name="swiftlet-engine", daemon=True)
-        self._thread.start()
+        self._run = thread.start(self._worker.run)
         # Also runs at interpreter exit, where a daemon thread inside MLX would abort the process.
-        self._closer = weakref.finalize(self, _close, self._worker, self._thread)
+        self._closer = weakref.finalize(self, _close, self._worker, self._run)
 
     def submit(self, request: Request) -> Stream:
         """Check a request and put it in the queue.
@@ -181,7 +181,7 @@ class Engine:
         return self._worker.store
 
     def close(self) -> None:
-        """Cancel everything, let the thread end, wait for it. Callable twice; not from the engine thread."""
+        """Cancel everything and wait until the thread has let go of it. Callable twice; not from the engine thread."""
         self._closer()
 
     def __enter__(self) -> Engine:
@@ -191,9 +191,9 @@ class Engine:
         self.close()
 
 
-def _close(worker: _Worker, thread: threading.Thread) -> None:
+def _close(worker: _Worker, run: thread.Run) -> None:
     worker.close()
-    thread.join()
+    run.wait()
 
 
 class _Job:
@@ -203,7 +203,7 @@ class _Job:
         self.owner = owner
         self.request = request
         self.events: Channel[Event] = Channel()
-        self.cancelled = threading.Event()
+        self.cancelled = False
         self.submitted = time.perf_counter()
 
 
@@ -300,7 +300,7 @@ class _Worker:
         """End at once what was cancelled while it waited, so that nobody waits for its turn to be told."""
         with self._changed:
             for queue in (self._queue, self._background):
-                for job in [j for j in queue if isinstance(j, _Job) and j.cancelled.is_set()]:
+                for job in [j for j in queue if isinstance(j, _Job) and j.cancelled]:
                     queue.remove(job)
                     _end_unstarted(job)
 
@@ -308,7 +308,7 @@ class _Worker:
         with self._changed:
             self._closing = True
             if isinstance(self._running, _Job):
-                self._running.cancelled.set()
+                self._running.cancelled = True
             self._changed.notify()
 
     def checked(self, request: Request) -> Request:
@@ -348,7 +348,7 @@ class _Worker:
     def _give_way(self) -> None:
         running = self._running
         if isinstance(running, _Job) and running.request.background:
-            running.cancelled.set()
+            running.cancelled = True
 
     # ---- on the engine thread
     # --------------------------------------------------------------------------------
@@ -413,7 +413,7 @@ class _Worker:
                 store=self.store,
                 request=request,
                 emit=job.events.put,
-                cancelled=job.cancelled.is_set,
+                cancelled=lambda: job.cancelled,
                 submitted=job.submitted,
                 prefill_step_size=self._prefill_step_size,
                 prefill=self._prefill,

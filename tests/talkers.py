@@ -39,7 +39,8 @@ CHATML = """\
 {%- elif m.role == 'user' %}{{ '<|im_start|>user\\n' + m.content + '<|im_end|>\\n' }}
 {%- elif m.role == 'assistant' %}{{ '<|im_start|>assistant\\n' }}THOUGHTS{{ m.content }}
 {%- for c in m.tool_calls or [] %}{{ '<tool_call>\\n' }}CALL{{ '\\n</tool_call>' }}{%- endfor %}{{ '<|im_end|>\\n' }}
-{%- elif m.role == 'tool' %}{{ '<|im_start|>user\\n<tool_response>\\n' + m.content + '\\n</tool_response><|im_end|>\\n' }}
+{%- elif m.role == 'tool' %}{{ '<|im_start|>user\\n<tool_response>\\n' + m.content }}\
+{{ '\\n</tool_response><|im_end|>\\n' }}
 {%- else %}{{ raise_exception('Unexpected message role.') }}
 {%- endif %}
 {%- endfor %}
@@ -157,9 +158,10 @@ class Args:
 
 
 class Scripted(nn.Module):
-    """Says given ids, one reply after another, whatever the prompt; then its end token for ever.
+    """Says given ids, one reply after another (the last one again and again), whatever the prompt; then its end token.
 
-    Has one key-value and one recurrent cache, as a hybrid model. `fail_at` raises at the n-th decode step of a reply.
+    Has one key-value and one recurrent cache, as a hybrid model. A reply begins when it is fed a token that it has
+    not just said. `on_step(i)` is called before the i-th token of a reply and may wait or raise.
     """
 
     def __init__(
@@ -168,15 +170,16 @@ class Scripted(nn.Module):
         eos: int,
         *,
         context: int = 4096,
-        on_step: Callable[[int], None] | None = None,
+        on_step: Callable[[int], object] | None = None,
     ) -> None:
         super().__init__()
         self.args = Args(context)
         self._replies = [[*r, eos] for r in replies]
         self._eos = eos
         self._on_step = on_step
-        self.reply = -1
-        self.step = 0
+        self._said: int | None = None
+        self._reply = -1
+        self._step = 0
 
     @property
     def layers(self) -> list[Any]:
@@ -191,21 +194,19 @@ class Scripted(nn.Module):
         cache[0].update_and_fetch(ids[None, None, :, None], ids[None, None, :, None])
         before = cache[1][0] if cache[1][0] is not None else mx.zeros((1, 1))
         cache[1][0] = before + ids.sum()
-        if n > 1 or self.reply < 0 or self._is_over():
-            self.reply, self.step = self.reply + (n == 1), 0
         said = self._eos
         if n == 1:
+            if inputs[0, 0].item() != self._said:
+                self._reply, self._step = min(self._reply + 1, len(self._replies) - 1), 0
             if self._on_step is not None:
-                self._on_step(self.step)
-            script = self._replies[min(self.reply, len(self._replies) - 1)]
-            said = script[min(self.step, len(script) - 1)]
-            self.step += 1
+                self._on_step(self._step)
+            script = self._replies[self._reply]
+            said = script[min(self._step, len(script) - 1)]
+            self._step += 1
+            self._said = said
         logits = mx.full((1, n, N_VOCAB), -10.0)
         logits[0, -1, said] = 10.0
         return logits
-
-    def _is_over(self) -> bool:
-        return self.step >= len(self._replies[min(max(self.reply, 0), len(self._replies) - 1)])
 
 
 def fresh_logits(model: nn.Module, ids: Sequence[int]) -> list[float]:
