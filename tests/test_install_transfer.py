@@ -33,7 +33,8 @@ FILES = {
 
 
 @pytest.fixture
-def hub() -> Iterator[LoopbackHub]:
+def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[LoopbackHub]:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     with LoopbackHub() as running:
         running.repo("Org/Model", FILES)
         yield running

@@ -8,9 +8,12 @@ validator, so that a file replaced in the middle of an installation is noticed b
 from __future__ import annotations
 
 import base64
+import hashlib
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
@@ -26,6 +29,8 @@ from swiftlet_mlx.qpack import HASHES, MAX_FILES, MAX_JSON_BYTES, safe_relative
 
 from .fetch import Fetcher, RemoteFile
 from .hub import Listing
+
+LOOK_UPS = 4  # files asked about at once
 
 
 class Mirror:
@@ -51,25 +56,32 @@ class Mirror:
     def credentials(self) -> Mapping[str, str]:
         return {"Authorization": self._login} if self._login else {}
 
-    def listing(self, fetcher: Fetcher, *, wanted: Iterable[str] | None = None) -> Listing:
-        """The files that the folder's `hashes.json` names.
+    def listing(self, fetcher: Fetcher, *, commit: str | None = None) -> Listing:
+        """The files that the folder's `hashes.json` names, and that file itself.
 
         Args:
-            wanted: only these of them are looked up; None is all.
+            commit: a static folder has none; it is there because a hub has.
 
         Raises:
             SourceNotFound: if there is no `hashes.json`, or a file it names is not there.
             SourceBroken: if `hashes.json` is not one.
         """
-        hashes = self._hashes(fetcher)
-        names = list(hashes) if wanted is None else [name for name in wanted if name in hashes]
-        files: dict[str, RemoteFile] = {}
-        for name in names:
-            found = fetcher.probe(name, self.address(name))
-            if found is None:
-                raise SourceNotFound(f"{self.home}: {HASHES} names {name}, which is not there; the copy is incomplete")
-            files[name] = RemoteFile(name, found.url, found.size, sha256=hashes[name], etag=found.etag)
-        return Listing(self.home, None, files)
+        table, hashes = self._hashes(fetcher)
+        names = [name for name in hashes if name != HASHES]
+        with ThreadPoolExecutor(LOOK_UPS) as pool:
+            try:
+                found = dict(zip(names, pool.map(lambda name: self._probe(fetcher, name), names), strict=True))
+            except BaseException:
+                fetcher.cancel.set()
+                raise
+        files = {name: replace(file, sha256=hashes[name]) for name, file in found.items()}
+        return Listing(self.home, None, {**files, HASHES: table})
+
+    def _probe(self, fetcher: Fetcher, name: str) -> RemoteFile:
+        found = fetcher.probe(name, self.address(name))
+        if found is None:
+            raise SourceNotFound(f"{self.home}: {HASHES} names {name}, which is not there; the copy is incomplete")
+        return found
 
     def address(self, name: str) -> str:
         """Where a file of the folder is served."""
@@ -85,7 +97,7 @@ class Mirror:
             return SourceNotFound(f"{file}: not at {self.home}; the copy there is incomplete")
         return NetworkFailed(f"{file}: {self.home} answered with status {status}; try again later")
 
-    def _hashes(self, fetcher: Fetcher) -> dict[str, str]:
+    def _hashes(self, fetcher: Fetcher) -> tuple[RemoteFile, dict[str, str]]:
         found = fetcher.probe(HASHES, self.address(HASHES))
         if found is None:
             raise SourceNotFound(
@@ -94,7 +106,9 @@ class Mirror:
             )
         if found.size > MAX_JSON_BYTES:
             raise SourceBroken(f"{self.home}: {HASHES} has {found.size} bytes, at most {MAX_JSON_BYTES} are possible")
-        return parse_hashes(fetcher.read(found, 0, found.size), f"{self.home}: {HASHES}")
+        text = fetcher.read(found, 0, found.size)
+        table = replace(found, sha256=hashlib.sha256(text).hexdigest())
+        return table, parse_hashes(text, f"{self.home}: {HASHES}")
 
 
 def parse_hashes(text: bytes, where: str) -> dict[str, str]:
