@@ -1,0 +1,615 @@
+"""A conversation's next reply depends on its messages alone, and what was read once is not read again."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from talkers import Scripted, chat_template, fresh_logits, random_model, tokenizer
+
+from swiftlet_mlx.completion import Ask, Completions
+from swiftlet_mlx.engine import Engine
+from swiftlet_mlx.errors import (
+    ContextFull,
+    GenerationFailed,
+    MessageError,
+    OptionError,
+    SamplingError,
+    SessionBusy,
+    SessionFileError,
+    WrongModel,
+)
+from swiftlet_mlx.events import Finish, TextDelta, ThinkingDelta
+from swiftlet_mlx.sampling import Sampling
+from swiftlet_mlx.session import Session, Turn
+
+GREEDY = Ask(sampling=Sampling(), max_tokens=6)
+LONG = "You are a helpful assistant. " * 16
+
+
+def talk(session: Session, text: str, **options: Any) -> Turn:
+    turn = session.send(text, **options)
+    for _ in turn:
+        pass
+    return turn
+
+
+def cached(turn: Turn) -> int:
+    assert turn.statistics is not None
+    return turn.statistics.cached_tokens
+
+
+def read(turn: Turn) -> int:
+    """Prompt tokens that had to be read."""
+    assert turn.statistics is not None
+    return turn.statistics.prompt_tokens - turn.statistics.cached_tokens
+
+
+def next_logits(session: Session) -> tuple[list[float], list[float]]:
+    """The logits after the conversation and one more question: by way of the session's caches, and fresh."""
+    seen: list[list[float]] = []
+
+    def look(_generated: list[int], logits: mx.array) -> mx.array:
+        seen.append(logits.astype(mx.float32).tolist())  # type: ignore[arg-type]
+        return logits
+
+    messages = [*session.messages, {"role": "user", "content": "And?"}]
+    prompt = session.completions.render(messages, session.ask)
+    list(session.completions.answer(prompt, Ask(sampling=Sampling(), max_tokens=1, processors=(look,))))
+    model = session.engine.model
+    return seen[0], session.engine.call(lambda: fresh_logits(model, prompt.ids)).result()
+
+
+def assert_same(session: Session) -> None:
+    """The logits are those of a fresh pass, but for the order in which float32 sums are rounded."""
+    found, fresh = next_logits(session)
+    assert max(abs(a - b) for a, b in zip(found, fresh, strict=True)) < 5e-4
+    assert found.index(max(found)) == fresh.index(max(fresh))
+
+
+@pytest.fixture
+def opened() -> Iterator[Callable[..., Session]]:
+    sessions: list[Session] = []
+
+    def make(model: Any = None, opening: str = "none", **options: Any) -> Session:
+        words = tokenizer(chat_template(opening))
+        options.setdefault("ask", GREEDY)
+        sessions.append(Session(model or random_model(), words, **options))
+        return sessions[-1]
+
+    yield make
+    for session in sessions:
+        session.close()
+
+
+def scripted(*replies: str, **options: Any) -> Scripted:
+    words = tokenizer()
+    scripts = [words.encode(r, add_special_tokens=False) for r in replies]
+    return Scripted(scripts, eos=words.convert_tokens_to_ids("<|im_end|>"), **options)
+
+
+# ---- talking --------------------------------------------------------------------------------------------------------
+
+
+def test_a_conversation_grows_by_question_and_answer(opened: Callable[..., Session]) -> None:
+    session = opened(scripted("Hello", "World"), system="Be brief.")
+    assert talk(session, "Hi").text == "Hello"
+    assert talk(session, "And?").text == "World"
+    assert session.messages == [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "Hi"},
+        {"role": "assistant", "content": "Hello"},
+        {"role": "user", "content": "And?"},
+        {"role": "assistant", "content": "World"},
+    ]
+
+
+def test_thoughts_are_kept_apart_and_the_template_decides_about_them(opened: Callable[..., Session]) -> None:
+    session = opened(scripted("hm, well</think>\n\nHello"), opening="switch")
+    turn = talk(session, "Hi", max_tokens=99)
+    assert (turn.thinking, turn.text) == ("hm, well", "Hello")
+    assert session.messages[-1] == {"role": "assistant", "content": "Hello", "reasoning_content": "hm, well"}
+    assert "hm, well" not in session.completions.render([*session.messages, {"role": "user", "content": "?"}]).text
+
+
+def test_tool_calls_go_into_the_history_and_their_results_are_sent_back(opened: Callable[..., Session]) -> None:
+    tool = {"type": "function", "function": {"name": "f", "parameters": {}}}
+    session = opened(scripted('<tool_call>\n{"name": "f", "arguments": {"n": 1}}\n</tool_call>', "It is 2."))
+    turn = talk(session, "Hi", tools=(tool,), max_tokens=99)
+    [call] = turn.tool_calls
+    assert session.messages[-1]["tool_calls"][0]["function"] == {"name": "f", "arguments": {"n": 1}}
+    turn = session.send({"role": "tool", "content": "2", "tool_call_id": call.id}, max_tokens=99)
+    list(turn)
+    assert turn.text == "It is 2."
+    assert [m["role"] for m in session.messages] == ["user", "assistant", "tool", "assistant"]
+
+
+def test_options_of_one_turn_do_not_stick(opened: Callable[..., Session]) -> None:
+    session = opened(scripted("one two three"))
+    assert talk(session, "Hi", stop=("two",)).text == "one "
+    assert talk(session, "Hi", max_tokens=99).text == "one two three"
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [({"temperature": 9}, SamplingError), ({"tempo": 1}, SamplingError), ({"max_tokens": 0}, OptionError)],
+)
+def test_bad_options_are_refused_and_leave_no_trace(
+    opened: Callable[..., Session], options: dict[str, Any], error: type[Exception]
+) -> None:
+    session = opened(scripted("Hello"))
+    with pytest.raises(error, match=next(iter(options))):
+        session.send("Hi", **options)
+    assert session.messages == []
+    assert talk(session, "Hi").text == "Hello"
+
+
+def test_a_turn_can_be_read_in_a_loop_of_asyncio(opened: Callable[..., Session]) -> None:
+    session = opened(scripted("Hello"))
+
+    async def ask() -> str:
+        turn = session.send("Hi")
+        return "".join([e.text async for e in turn if isinstance(e, TextDelta)])
+
+    assert asyncio.run(ask()) == "Hello"
+    assert session.messages[-1]["content"] == "Hello"
+
+
+def test_a_session_stands_on_an_engine_that_others_use_too() -> None:
+    model, words = scripted("Hello"), tokenizer()
+    with Engine(lambda: (model, words)) as engine:
+        one, two = Session(engine), Session(Completions(engine))
+        assert talk(one, "Hi").text == talk(two, "Hi").text == "Hello"
+        one.close()
+        assert talk(two, "Hi").text == "Hello", "closing a session leaves a shared engine running"
+
+
+def test_a_bare_model_needs_its_tokenizer() -> None:
+    with pytest.raises(OptionError, match=r"Session\(model, tokenizer\)"):
+        Session(random_model())
+
+
+# ---- changing the history ------------------------------------------------------------------------------------------
+
+
+def test_undo_gives_the_question_back(opened: Callable[..., Session]) -> None:
+    session = opened(scripted("a", "b"))
+    talk(session, "one")
+    talk(session, "two")
+    assert session.undo() == "two"
+    assert [m["content"] for m in session.messages] == ["one", "a"]
+    session.undo()
+    with pytest.raises(MessageError, match="Nothing has been asked"):
+        session.undo()
+
+
+def test_edit_drops_what_follows_and_regenerate_answers(opened: Callable[..., Session]) -> None:
+    session = opened(scripted("a", "b", "c"))
+    talk(session, "one")
+    talk(session, "two")
+    session.edit(0, "uno")
+    assert [m["content"] for m in session.messages] == ["uno"]
+    list(session.regenerate())
+    assert [m["content"] for m in session.messages] == ["uno", "c"]
+    session.edit(-1, "said otherwise")
+    assert session.messages[-1] == {"role": "assistant", "content": "said otherwise"}
+    with pytest.raises(MessageError, match="no message 7"):
+        session.edit(7, "x")
+
+
+def test_reset_keeps_the_system_prompt_and_it_can_be_changed(opened: Callable[..., Session]) -> None:
+    session = opened(scripted("a"), system="S")
+    talk(session, "one")
+    session.reset()
+    assert session.messages == [{"role": "system", "content": "S"}]
+    session.system = "T"
+    assert session.system == "T"
+    talk(session, "one")
+    session.system = ""
+    assert [m["role"] for m in session.messages] == ["user", "assistant"]
+
+
+def test_the_oldest_exchange_can_be_dropped(opened: Callable[..., Session]) -> None:
+    session = opened(scripted("a", "b"), system="S")
+    talk(session, "one")
+    talk(session, "two")
+    assert [m["content"] for m in session.drop_oldest()] == ["one", "a"]
+    assert [m["content"] for m in session.messages] == ["S", "two", "b"]
+    session.drop_oldest()
+    with pytest.raises(MessageError, match="no exchange"):
+        session.drop_oldest()
+
+
+def test_a_full_context_is_said_before_anything_runs(opened: Callable[..., Session]) -> None:
+    session = opened(scripted("a", context=200))
+    talk(session, "word " * 8)
+    with pytest.raises(ContextFull, match="Drop the oldest") as caught:
+        session.send("word " * 60)
+    assert caught.value.context_tokens == 200
+    assert len(session.messages) == 2
+    session.drop_oldest()
+    assert talk(session, "word").text == "a"
+
+
+# ---- turns that end early --------------------------------------------------------------------------------------------
+
+
+def test_a_cancelled_answer_stays_as_far_as_it_was_given_out(opened: Callable[..., Session]) -> None:
+    gate = threading.Event()
+    session = opened(scripted("Hello world, the quick brown fox", on_step=lambda i: i < 4 or gate.wait(10)))
+    turn = session.send("Hi", max_tokens=50)
+    shown = ""
+    for event in turn:
+        if isinstance(event, TextDelta):
+            shown += event.text
+            if len(shown) > 3:
+                session.cancel()
+                gate.set()
+    assert turn.finish == Finish("cancelled")
+    assert session.messages[-1] == {"role": "assistant", "content": turn.text}
+    assert 0 < len(turn.text) < 30
+
+
+@pytest.mark.parametrize("when", ["before", "thinking"])
+def test_a_turn_cancelled_before_any_answer_is_taken_back(opened: Callable[..., Session], when: str) -> None:
+    session = opened(scripted("hm hm hm hm hm</think>Hello"), opening="always", system="S")
+    turn = session.send("Hi", max_tokens=50)
+    if when == "before":
+        turn.cancel()
+        turn.close()
+    else:
+        for event in turn:
+            if isinstance(event, ThinkingDelta):
+                break
+    assert turn.done
+    if turn.text == "":  # the model may have been faster than the cancellation
+        assert session.messages == [{"role": "system", "content": "S"}]
+
+
+def test_a_thought_cut_by_the_budget_is_not_kept_as_an_answer(opened: Callable[..., Session]) -> None:
+    session = opened(scripted("hm hm hm hm hm</think>Hello"), opening="always")
+    turn = talk(session, "Hi", max_tokens=3)
+    assert turn.finish == Finish("length")
+    assert session.messages == []
+
+
+def test_leaving_the_loop_stops_the_answer(opened: Callable[..., Session]) -> None:
+    session = opened(scripted("word " * 900))
+    turn = session.send("Hi", max_tokens=2000)
+    for event in turn:
+        if isinstance(event, TextDelta):
+            break
+    assert turn.finish == Finish("cancelled")
+    assert turn.statistics is not None
+    assert turn.statistics.generated_tokens < 900
+    assert session.messages[-1]["content"] == turn.text
+
+
+def test_a_turn_that_is_going_on_is_not_disturbed(opened: Callable[..., Session]) -> None:
+    gate = threading.Event()
+    session = opened(scripted("Hello", on_step=lambda _i: gate.wait(10)))
+    turn = session.send("Hi")
+    for change in (
+        session.undo,
+        session.reset,
+        session.regenerate,
+        lambda: session.send("x"),
+        lambda: session.edit(0, ""),
+    ):
+        with pytest.raises(SessionBusy):
+            change()
+    gate.set()
+    list(turn)
+    assert session.messages[-1]["content"] == "Hello"
+
+
+def test_a_cancelled_turn_that_nobody_reads_makes_way(opened: Callable[..., Session]) -> None:
+    session = opened(scripted("word " * 900))
+    turn = session.send("Hi", max_tokens=2000)
+    session.cancel()
+    assert talk(session, "Hi again", max_tokens=3).finish == Finish("length")
+    assert turn.done
+
+
+def test_a_failed_turn_is_taken_back_and_the_next_one_works(opened: Callable[..., Session]) -> None:
+    failing = [True]
+
+    def on_step(step: int) -> None:
+        if failing[0] and step == 1:
+            raise OSError("layer 3 cannot be read")
+
+    session = opened(scripted("Hello", on_step=on_step))
+    with pytest.raises(GenerationFailed, match="layer 3"):
+        talk(session, "Hi")
+    assert session.messages == []
+    failing[0] = False
+    assert talk(session, "Hi").text == "Hello"
+
+
+def test_cancelling_frees_the_engine_within_a_second(opened: Callable[..., Session]) -> None:
+    session = opened(random_model(), prefill_step_size=32)
+    turn = session.send("word " * 700, max_tokens=3000)
+    next(iter(turn._stream))
+    started = time.perf_counter()
+    turn.close()
+    assert time.perf_counter() - started < 1.0
+
+
+# ---- what need not be read again ------------------------------------------------------------------------------------
+
+KINDS = ["qwen3_next", "qwen3_5_moe", "qwen3_moe"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_follow_up_reads_its_own_turn_and_a_bounded_tail(opened: Callable[..., Session], kind: str) -> None:
+    session = opened(random_model(kind))
+    first = talk(session, "word " * 150)
+    assert cached(first) == 0
+    second = talk(session, "Hi")
+    alone = len(session.completions.render([{"role": "user", "content": "Hi"}]).ids)
+    answer = len(tokenizer().encode(first.text))
+    assert read(second) <= alone + answer + 8
+    assert_same(session)
+
+
+def test_a_follow_up_reads_nothing_twice_when_the_answer_comes_back_as_the_same_tokens(
+    opened: Callable[..., Session],
+) -> None:
+    session = opened(scripted("Hello world.", "b"))
+    talk(session, "word " * 150, max_tokens=99)
+    alone = len(session.completions.render([{"role": "user", "content": "Hi"}]).ids)
+    assert read(talk(session, "Hi")) <= alone + 2, "the end of the turn and its newline are new"
+
+
+def test_regenerate_undo_and_edit_go_back_to_a_checkpoint(opened: Callable[..., Session]) -> None:
+    session = opened()
+    talk(session, "word " * 100)
+    talk(session, "Hello " * 60)
+    again = session.regenerate()
+    list(again)
+    assert read(again) <= 8
+    session.undo()
+    assert read(talk(session, "Other words")) < 60
+    session.edit(-2, "Once more")
+    again = session.regenerate()
+    list(again)
+    assert read(again) < 60
+    assert_same(session)
+
+
+def test_a_long_system_prompt_is_read_once_for_all_conversations() -> None:
+    model, words = random_model(), tokenizer()
+    with Engine(lambda: (model, words)) as engine:
+        completions = Completions(engine)
+        one = Session(completions, system=LONG, ask=GREEDY)
+        two = Session(completions, system=LONG, ask=GREEDY)
+        talk(one, "Hello")
+        turn = talk(two, "Something else entirely")
+        assert cached(turn) > 64
+        assert read(turn) < 40
+        assert_same(one)
+        assert_same(two)
+
+
+def test_thoughts_that_the_template_strips_cost_the_answer_not_the_history(opened: Callable[..., Session]) -> None:
+    session = opened(scripted("hm " * 40 + "</think>Hello world.", "x</think>b"), opening="switch")
+    talk(session, "word " * 150, max_tokens=300)
+    second = talk(session, "Hi", max_tokens=300)
+    assert cached(second) > 150
+    assert read(second) < 40
+
+
+def test_idle_time_can_be_used_to_read_the_stripped_history(opened: Callable[..., Session]) -> None:
+    session = opened(scripted("hm " * 40 + "</think>" + "Hello world. " * 20, "x</think>b"), opening="switch")
+    talk(session, "Hi", max_tokens=300)
+    session.prepare()
+    while session._preparing is not None and not session._preparing.done:
+        time.sleep(0.001)
+    second = talk(session, "Hi", max_tokens=300)
+    alone = len(session.completions.render([{"role": "user", "content": "Hi"}]).ids)
+    assert read(second) <= alone
+
+
+def test_the_same_seed_gives_the_same_answer_whatever_was_cached(opened: Callable[..., Session]) -> None:
+    session = opened()
+    options = {"temperature": 1.0, "seed": 11, "max_tokens": 12}
+    talk(session, "Hello", **options)
+    before = talk(session, "Again", **options).text
+    again = session.regenerate(**options)
+    list(again)
+    fresh = opened(messages=session.messages[:2])
+    assert again.text == before == talk(fresh, "Again", **options).text
+
+
+# ---- files -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_saved_conversation_goes_on_without_reading_it_again(
+    opened: Callable[..., Session], kind: str, tmp_path: Path
+) -> None:
+    session = opened(random_model(kind), system=LONG)
+    talk(session, "word " * 100)
+    talk(session, "Hello")
+    file = tmp_path / "talk.session"
+    session.save(file)
+    expected = talk(session, "And then?")
+    with Session.load(file, random_model(kind), tokenizer(), ask=GREEDY) as loaded:
+        assert loaded.messages == session.messages[:-2]
+        turn = talk(loaded, "And then?")
+        assert turn.text == expected.text
+        assert read(turn) == read(expected)
+        assert_same(loaded)
+        loaded.undo()
+        loaded.undo()
+        assert cached(talk(loaded, "Back to the first")) > 100
+        assert_same(loaded)
+    assert [p.name for p in tmp_path.iterdir()] == ["talk.session"], "no half-written files are left"
+
+
+def test_an_empty_conversation_can_be_saved(opened: Callable[..., Session], tmp_path: Path) -> None:
+    model = random_model()
+    opened(model, system="S").save(tmp_path / "a")
+    with Session.load(tmp_path / "a", model, tokenizer(), ask=GREEDY) as loaded:
+        assert loaded.system == "S"
+        assert_same(loaded)
+
+
+def test_another_model_is_refused_by_name(opened: Callable[..., Session], tmp_path: Path) -> None:
+    session = opened(random_model(seed=0))
+    talk(session, "Hi")
+    session.save(tmp_path / "a")
+    for other in (random_model(seed=1), random_model("qwen3_moe")):
+        with pytest.raises(WrongModel, match="another model"):
+            Session.load(tmp_path / "a", other, tokenizer())
+
+
+def damage(data: bytes, how: str) -> bytes:
+    middle = len(data) - 2000
+    return {
+        "empty": b"",
+        "cut by one byte": data[:-1],
+        "cut in the header": data[:100],
+        "one bit flipped": data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :],
+        "other text": b"hello, this is no session at all " * 9,
+        "other version": data.replace(b'\\"version\\": 1', b'\\"version\\": 7'),
+        "no such key": data.replace(b"swiftlet_session", b"swiftlet_sessiom"),
+        "ids changed": data.replace(b'\\"ids\\": [', b'\\"ids\\": [7,'),
+    }[how]
+
+
+@pytest.mark.parametrize(
+    "how",
+    ["empty", "cut by one byte", "cut in the header", "one bit flipped", "other text", "other version", "no such key",
+     "ids changed"],
+)  # fmt: skip
+def test_a_damaged_file_is_refused_by_name(opened: Callable[..., Session], tmp_path: Path, how: str) -> None:
+    model = random_model()
+    session = opened(model)
+    talk(session, "Hi")
+    file = tmp_path / "a.session"
+    session.save(file)
+    whole = file.read_bytes()
+    file.write_bytes(damage(whole, how))
+    assert file.read_bytes() != whole
+    with pytest.raises(SessionFileError, match=r"a\.session"):
+        Session.load(file, model, tokenizer())
+
+
+def test_a_missing_file_and_a_missing_folder_are_reported(opened: Callable[..., Session], tmp_path: Path) -> None:
+    model = random_model()
+    with pytest.raises(SessionFileError, match="nowhere"):
+        Session.load(tmp_path / "nowhere", model, tokenizer())
+    with pytest.raises(SessionFileError, match="cannot be saved"):
+        opened(model).save(tmp_path / "no" / "such" / "folder")
+
+
+def test_saving_over_an_older_file_leaves_it_whole_if_it_fails(
+    opened: Callable[..., Session], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = opened()
+    talk(session, "Hi")
+    session.save(tmp_path / "a")
+    before = (tmp_path / "a").read_bytes()
+
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(SessionFileError, match="No space left"):
+        session.save(tmp_path / "a")
+    assert (tmp_path / "a").read_bytes() == before
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+# ---- whatever happens ------------------------------------------------------------------------------------------------
+
+MODELS = {kind: random_model(kind) for kind in ("qwen3_next", "qwen3_moe")}
+
+
+class Walk(RuleBasedStateMachine):
+    """Random walks over everything a user can do: the next reply is always that of a fresh pass over the messages."""
+
+    @initialize(
+        kind=st.sampled_from(sorted(MODELS)),
+        opening=st.sampled_from(["none", "switch"]),
+        budget=st.sampled_from([1.0, 150e-6]),
+        system=st.sampled_from([None, LONG]),
+    )
+    def begin(self, kind: str, opening: str, budget: float, system: str | None) -> None:
+        self.session = Session(
+            MODELS[kind], tokenizer(chat_template(opening)), system=system, ask=GREEDY,
+            prefix_cache_gb=budget, prefill_step_size=16,
+        )  # fmt: skip
+
+    @rule(
+        text=st.sampled_from(["Hi", "Hello world, the quick brown fox", "What is the answer?"]), seed=st.integers(0, 9)
+    )
+    def send(self, text: str, seed: int) -> None:
+        talk(self.session, text, temperature=1.0, seed=seed)
+
+    @rule(after=st.integers(0, 4))
+    def cancel(self, after: int) -> None:
+        turn = self.session.send("You are a helpful assistant", max_tokens=40, temperature=1.0, seed=after)
+        events = iter(turn)
+        for _ in range(after):
+            next(events, None)
+        turn.close()
+
+    @precondition(lambda self: any(m["role"] == "user" for m in self.session.messages))
+    @rule()
+    def undo(self) -> None:
+        self.session.undo()
+
+    @precondition(lambda self: any(m["role"] == "user" for m in self.session.messages))
+    @rule(seed=st.integers(0, 9))
+    def regenerate(self, seed: int) -> None:
+        list(self.session.regenerate(temperature=1.0, seed=seed))
+
+    @precondition(lambda self: self.session.messages)
+    @rule(n=st.integers(0, 9), text=st.sampled_from(["Once more", "the lazy dog"]))
+    def edit(self, n: int, text: str) -> None:
+        self.session.edit(n % len(self.session.messages), text)
+
+    @rule()
+    def prepare(self) -> None:
+        self.session.prepare()
+
+    @rule()
+    def reset(self) -> None:
+        self.session.reset()
+
+    @invariant()
+    def the_next_reply_is_that_of_a_fresh_pass(self) -> None:
+        assert_same(self.session)
+        store = self.session.engine.store
+        assert self.session.engine.call(lambda: store.nbytes).result() <= store.budget_bytes
+
+    def teardown(self) -> None:
+        self.session.close()
+
+
+Walk.TestCase.settings = settings(
+    max_examples=12, stateful_step_count=8, deadline=None, suppress_health_check=list(HealthCheck)
+)
+TestWalk = Walk.TestCase
+
+
+def test_saved_files_are_ordinary_safetensors(opened: Callable[..., Session], tmp_path: Path) -> None:
+    session = opened()
+    talk(session, "Hi")
+    session.save(tmp_path / "a.safetensors")
+    arrays, metadata = mx.load(str(tmp_path / "a.safetensors"), return_metadata=True)  # type: ignore[misc]
+    record = json.loads(metadata["swiftlet_session"])  # type: ignore[call-overload,index]
+    assert record["messages"] == session.messages
+    assert arrays
