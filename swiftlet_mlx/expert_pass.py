@@ -92,7 +92,7 @@ class ExpertPass:
             self._read_ahead(queue)
             for tile in routes.tiles(ready.experts, [int(pool.slots[e]) for e in ready.experts], TILE_PAIRS):
                 rows = x[mx.array((tile.pairs // routes.k).astype(np.uint32))]
-                y = self._module._stock(rows, mx.array(tile.rows)[:, None])[:, 0]  # [P, H]
+                y = self._results(rows, tile.rows)
                 ready.results.append(y)
                 yield tile.pairs, y
                 if len(ready.results) > 2:
@@ -115,6 +115,10 @@ class ExpertPass:
         results = [y for group in self._computing for y in group.results]
         self._computing.clear()
         mx.eval(results)
+
+    def _results(self, rows: mx.array, slots: NDArray[np.uint32]) -> mx.array:
+        """Lazy `[P, H]`: what the experts in these slots make of each row, by mlx-lm's own code."""
+        return self._module._stock(rows, mx.array(slots)[:, None])[:, 0]
 
     def _read_ahead(self, queue: deque[list[int]]) -> None:
         """Start the reads of as many groups as there are slots for."""

@@ -1,0 +1,1 @@
+"""Benchmarks of swiftlet-mlx: each module is one, run with `python -m swiftlet_bench.NAME`."""
