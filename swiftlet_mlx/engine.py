@@ -32,6 +32,7 @@ from .errors import (
 )
 from .events import Event
 from .generation import Generation, Prefill, Request
+from .prefill import prefill as read_layer_by_layer
 from .timeline import PrefixStore
 
 T = TypeVar("T")
@@ -82,7 +83,8 @@ class Engine:
             keeps none.
         context_tokens: the longest prompt plus reply; None takes the model's own limit, if it states one.
         prefill_step_size: prompt tokens a pass.
-        prefill: reads longer stretches than that in its own way (layer by layer, say).
+        prefill: reads the prompt in its own way; None takes `swiftlet_mlx.prefill` for a model with streamed experts
+            and pieces of `prefill_step_size` for any other.
         counters: f(model) -> the model's running counters, whose growth Statistics reports.
         max_waiting: how many requests may wait; None sets no bound.
 
@@ -365,6 +367,8 @@ class _Worker:
     def _start(self) -> bool:
         try:
             self.model, self.tokenizer = self._load()
+            if self._prefill is None and getattr(self.model, "pools", None) is not None:
+                self._prefill = read_layer_by_layer
             self.n_vocab = _size(self.model, "vocab_size")
             if self.context_tokens is None:
                 self.context_tokens = _size(self.model, "max_position_embeddings")

@@ -19,6 +19,7 @@ from .events import Event, Finish, FinishReason, Progress, Started, Statistics
 from .sampling import Sampler, Sampling
 from .timeline import PrefixStore, Timeline
 
+TELL_SECONDS = 0.1  # a prompt that takes less needs no progress
 CLEAR_EVERY = 256  # tokens between two returns of freed buffers to the system, as in mlx-lm
 
 
@@ -102,7 +103,7 @@ class Generation:
         cancelled: asked at every token and every piece of the prompt.
         submitted: time.perf_counter() when the request was made.
         prefill_step_size: prompt tokens a pass.
-        prefill: how to read more than that many tokens, if not in chunks.
+        prefill: how to read more than one token, if not in such passes.
         counters: the model's own counters, for Statistics.
     """
 
@@ -176,7 +177,7 @@ class Generation:
     def _feed(self, timeline: Timeline, end: int) -> bool:
         """Feed the prompt's tokens up to `end`. False if cancelled; the timeline is even in either case."""
         start, n = len(timeline), len(self.request.ids)
-        if self.prefill is not None and end - start > self.prefill_step_size:
+        if self.prefill is not None and end - start > 1:
             try:
                 tokens = mx.array(self.request.ids[start:end])
                 self.prefill(self.model, tokens, timeline.caches, progress=self._progress(start))
@@ -198,10 +199,16 @@ class Generation:
         return not self.cancelled()
 
     def _progress(self, start: int) -> Callable[[int, int], None]:
+        told = time.perf_counter()
+
         def progress(done: int, _total: int) -> None:
+            nonlocal told
             if self.cancelled():
                 raise BrokenOff
-            self.emit(Progress(start + done, len(self.request.ids)))
+            now = time.perf_counter()
+            if now - told > TELL_SECONDS:
+                told = now
+                self.emit(Progress(start + done, len(self.request.ids)))
 
         return progress
 

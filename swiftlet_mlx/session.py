@@ -434,15 +434,16 @@ class Session:
         raise MessageError("Nothing has been asked yet.")
 
     def _history_ids(self) -> tuple[int, ...]:
-        if not any(m["role"] == "user" for m in self._messages):
+        """What the next prompt will begin with; nothing if the conversation cannot go on with a question."""
+        try:
+            return self.completions.template.history(
+                self._messages,
+                tools=self.ask.tools,
+                thinking=self.ask.thinking,
+                options=self.ask.template_options,
+            )
+        except MessageError:
             return ()
-        return self.completions.template.render(
-            self._messages,
-            tools=self.ask.tools,
-            thinking=self.ask.thinking,
-            options=self.ask.template_options,
-            reply=False,
-        ).ids
 
     def _write(self, path: Path, messages: list[dict[str, Any]], ids: tuple[int, ...]) -> None:
         found = self.engine.store.find(ids) if ids else None

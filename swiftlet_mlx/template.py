@@ -108,6 +108,27 @@ class ChatTemplate:
             marks = self._marks(checked, tools, given, ids, reply)
         return Prompt(text, tuple(ids), opens, marks)
 
+    def history(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        thinking: bool | None = None,
+        options: Mapping[str, Any] | None = None,
+    ) -> tuple[int, ...]:
+        """The ids that the prompt begins with when the user speaks next, whatever is said.
+
+        Not the rendering of the messages alone: a template may show the last reply's thoughts until then.
+
+        Raises:
+            MessageError: as `render` does.
+        """
+        one, two = (
+            self.render([*messages, {"role": "user", "content": c}], tools=tools, thinking=thinking, options=options)
+            for c in ("0" + MARK, "." + MARK)
+        )
+        return one.ids[: _common(one.ids, two.ids)]
+
     def encode(self, text: str) -> list[int]:
         """The ids of a text that continues a prompt: no beginning-of-sequence token is added."""
         with self._lock:
