@@ -9,9 +9,15 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .completion import Ask as Ask
+    from .completion import Completions as Completions
+    from .engine import Engine as Engine
     from .errors import SwiftletError as SwiftletError
     from .load import load as load
     from .load import model_classes as model_classes
+    from .sampling import Sampling as Sampling
+    from .session import Session as Session
+    from .session import Turn as Turn
 
 __version__ = "0.1.0"
 
@@ -19,8 +25,25 @@ _HOME = {
     "load": "load",
     "model_classes": "load",
     "SwiftletError": "errors",
+    "Ask": "completion",
+    "Completions": "completion",
+    "Engine": "engine",
+    "Sampling": "sampling",
+    "Session": "session",
+    "Turn": "session",
 }
-__all__ = ["SwiftletError", "__version__", "load", "model_classes"]
+__all__ = [
+    "Ask",
+    "Completions",
+    "Engine",
+    "Sampling",
+    "Session",
+    "SwiftletError",
+    "Turn",
+    "__version__",
+    "load",
+    "model_classes",
+]
 
 
 def __getattr__(name: str) -> Any:
