@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from .completion import Completions as Completions
     from .engine import Engine as Engine
     from .errors import SwiftletError as SwiftletError
-    from .load import load as load
-    from .load import model_classes as model_classes
+    from .loader import load as load
+    from .loader import model_classes as model_classes
     from .sampling import Sampling as Sampling
     from .session import Session as Session
     from .session import Turn as Turn
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOME = {
-    "load": "load",
-    "model_classes": "load",
+    "load": "loader",  # a module called `load` would take the function's place once imported
+    "model_classes": "loader",
     "SwiftletError": "errors",
     "Ask": "completion",
     "Completions": "completion",

@@ -92,7 +92,7 @@ def budget_bytes(cache_gb: float | None, tables: Mapping[int, LayerTable], top_k
         return min(everything, max(free, minimum_bytes(tables, top_k)))
     if not 0 < cache_gb < 1e6:
         raise OptionError(f"--cache-gb {cache_gb} is not a size; give the slot pool in GB, for example --cache-gb 2")
-    return min(everything, int(cache_gb * GB))
+    return min(everything, round(cache_gb * GB))
 
 
 def dense_bytes(opened: Container | Checkpoint) -> int:

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from ._compat import SwitchGLU, SwitchMLP
 from .config import for_mlx_lm, read_config
 from .errors import OptionError, StreamingUnsupported
-from .load import load_streamed
+from .loader import load_streamed
 
 Trace = list[NDArray[np.float32]]  # each layer's output [T, H], then the logits [T, V]
 

@@ -21,7 +21,7 @@ from mlx_lm.models.cache import make_prompt_cache
 from swiftlet_mlx import expert_pass
 from swiftlet_mlx.errors import ReadFailed
 from swiftlet_mlx.layer_major import LayerMajor, part_of, use_layer_major, use_stock_layers
-from swiftlet_mlx.load import load_streamed
+from swiftlet_mlx.loader import load_streamed
 from swiftlet_mlx.prefill import prefill
 
 E, K, V, LAYERS = 16, 4, 96, 4

@@ -119,7 +119,7 @@ class _Ids:
 def _continue_ids(engine: Engine, folder: Path, ids: list[int], limit: int, sampling: Sampling) -> Stream:
     from swiftlet_mlx.config import read_config
     from swiftlet_mlx.generation import Request
-    from swiftlet_mlx.load import eos_ids
+    from swiftlet_mlx.loader import eos_ids
 
     ends = {*eos_ids(folder, read_config(folder)), *getattr(engine.tokenizer, "eos_token_ids", ())}
     return engine.submit(

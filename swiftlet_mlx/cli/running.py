@@ -43,7 +43,7 @@ def engine_for(
     """
     from swiftlet_mlx.engine import Engine
     from swiftlet_mlx.errors import EngineFailed, SwiftletError
-    from swiftlet_mlx.load import has_tokenizer, load, load_streamed
+    from swiftlet_mlx.loader import has_tokenizer, load, load_streamed
     from swiftlet_mlx.locate import find_model
 
     folder = find_model(model)
