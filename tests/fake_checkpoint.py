@@ -7,12 +7,14 @@ same arguments give the same bytes.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import random
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from swiftlet_mlx.qpack import CONFIG, DENSE, HASHES, LAYOUT, MANIFEST, layout_json, make_table
 from swiftlet_mlx.safetensors import build_header, tensor_bytes
 
 Tensor = tuple[str, str, tuple[int, ...]]
@@ -111,3 +113,53 @@ def make_checkpoint(
         index = {"metadata": {"total_size": total}, "weight_map": weight_map}
         (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2))
     return folder
+
+
+def make_container(
+    path: Path,
+    *,
+    layers: int = 2,
+    experts: int = 4,
+    side: int = 32,
+    source: str = "",
+    hashes: bool = True,
+    extra: dict[str, Any] | None = None,
+    seed: int = 0,
+) -> Path:
+    """Write a version 1 container whose manifest, layout, config and sizes agree; returns its folder.
+
+    Args:
+        side: experts are three float32 squares of this side.
+        extra: entries to add to, or replace in, the manifest.
+    """
+    rng = random.Random(seed)
+    (path / "packed_experts").mkdir(parents=True)
+    parts = {f"{p}_proj.weight": ("F32", (side, side)) for p in ("gate", "up", "down")}
+    tables = {n: make_table(n, experts, parts) for n in range(layers)}
+    for table in tables.values():
+        (path / table.file_name).write_bytes(rng.randbytes(table.file_bytes))
+    (path / LAYOUT).write_bytes(layout_json(tables, layers, (False,) * layers))
+    config = {
+        "model_type": "qwen3_moe", "num_hidden_layers": layers, "num_experts": experts, "num_experts_per_tok": 2
+    }  # fmt: skip
+    (path / CONFIG).write_text(json.dumps(config))
+    (path / "tokenizer.json").write_text("{}")
+    dense: list[Tensor] = [("model.norm.weight", "F32", (1000,))]
+    (path / DENSE).write_bytes(build_header(dense) + rng.randbytes(4000))
+    files = {f.relative_to(path).as_posix(): f.stat().st_size for f in sorted(path.rglob("*")) if f.is_file()}
+    manifest: dict[str, Any] = {
+        "magic": "QPACK", "version": 1, "modelName": "qwen3_moe", "sourceCheckpoint": source, "quantBits": 4,
+        "quantGroupSize": 64, "files": files, **(extra or {}),
+    }  # fmt: skip
+    (path / MANIFEST).write_text(json.dumps(manifest))
+    if hashes:
+        put_hashes(path)
+    return path
+
+
+def put_hashes(path: Path) -> None:
+    """Write the folder's `hashes.json`."""
+    files = {f.relative_to(path).as_posix(): f for f in sorted(path.rglob("*")) if f.is_file()}
+    files.pop(HASHES, None)
+    table = {name: hashlib.sha256(file.read_bytes()).hexdigest() for name, file in files.items()}
+    (path / HASHES).write_text(json.dumps({"files": table}))

@@ -3,18 +3,16 @@ run."""
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 from pathlib import Path
 
 import pytest
-from fake_checkpoint import make_checkpoint
+from fake_checkpoint import make_checkpoint, make_container
 
 from swiftlet_mlx.errors import ModelNotFound
 from swiftlet_mlx.library import cached, delete, hub_cache, installed, matching, models_folder, one
 from swiftlet_mlx.locate import find_model
-from swiftlet_mlx.qpack import layout_json, make_table
 
 COMMIT = "c0ffee" + "0" * 34
 
@@ -26,26 +24,8 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def put_container(name: str, source: str = "", folder: Path | None = None, revision: str = "") -> Path:
-    """The smallest container that opens: two layers of four experts."""
-    path = (folder or models_folder()) / name
-    (path / "packed_experts").mkdir(parents=True)
-    table = make_table(0, 4, {f"{p}_proj.weight": ("F32", (2, 2)) for p in ("gate", "up", "down")})
-    for n in range(2):
-        (path / f"packed_experts/layer_{n:02d}.bin").write_bytes(bytes(table.file_bytes))
-    (path / "packed_experts/layout.json").write_bytes(layout_json({0: table, 1: table}, 2, (False, False)))
-    config = {"model_type": "qwen3_moe", "num_hidden_layers": 2, "num_experts": 4}
-    (path / "config.json").write_text(json.dumps(config))
-    (path / "model.safetensors").write_bytes(b"x" * 100)
-    files = {str(f.relative_to(path)): f.stat().st_size for f in path.rglob("*") if f.is_file()}
-    manifest = {
-        "magic": "QPACK", "version": 2, "modelName": "qwen3_moe", "sourceCheckpoint": source,
-        "sourceRevision": revision, "files": files,
-    }  # fmt: skip
-    layout = json.loads((path / "packed_experts/layout.json").read_bytes())
-    manifest["version"] = layout.get("version", 1)
-    (path / "manifest.json").write_text(json.dumps(manifest))
-    return path
+def put_container(name: str, source: str = "", folder: Path | None = None) -> Path:
+    return make_container((folder or models_folder()) / name, side=2, source=source)
 
 
 def put_cached(name: str, *, ref: str | None = "main", commit: str = COMMIT) -> Path:

@@ -71,6 +71,10 @@ class Hub:
         self._token = token
 
     @property
+    def name(self) -> str:
+        return self.repo
+
+    @property
     def home(self) -> str:
         return self.endpoint
 

@@ -51,7 +51,12 @@ class Mirror:
             self._login = "Basic " + base64.b64encode(pair).decode()
         host = parts.netloc.rpartition("@")[2]
         self._query = parts.query
+        self.revision = None
         self.home = urlunsplit((parts.scheme, host, parts.path.rstrip("/") + "/", "", ""))
+
+    @property
+    def name(self) -> str:
+        return self.home
 
     def credentials(self) -> Mapping[str, str]:
         return {"Authorization": self._login} if self._login else {}

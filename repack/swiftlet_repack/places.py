@@ -18,6 +18,7 @@ from pathlib import Path
 from swiftlet_mlx.errors import DiskFull, RepackError
 from swiftlet_mlx.qpack import safe_relative
 
+STATE = ".install"  # folder inside the staging folder for what is not part of the result; gone when it is finished
 MAX_READ_BYTES = 1 << 22  # large enough for full disk speed, small enough to hash from a cache
 
 
@@ -158,9 +159,7 @@ class Places:
                 except OSError as error:
                     raise self.refusal(error, piece.target) from None
                 if not block:
-                    raise RepackError(
-                        f"{self.path(piece.target)}: ends at byte {offset}, {left} more were expected"
-                    )
+                    raise RepackError(f"{self.path(piece.target)}: ends at byte {offset}, {left} more were expected")
                 yield block
                 offset, left = offset + len(block), left - len(block)
 
@@ -196,9 +195,7 @@ class Places:
                 self._fds[target] = fd
                 size = self.sizes.get(target)
                 if size is not None and os.fstat(fd).st_size != size:
-                    os.ftruncate(
-                        fd, size
-                    )  # sparse: only written bytes take space, and padding reads as zeros
+                    os.ftruncate(fd, size)  # sparse: only written bytes take space, and padding reads as zeros
             return self._fds[target]
 
 

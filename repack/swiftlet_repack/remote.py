@@ -22,10 +22,9 @@ from swiftlet_mlx.safetensors import PREFIX_BYTES, Header, header_length, parse_
 from .fetch import Fetcher, RemoteFile
 from .hub import Listing
 from .journal import Journal
-from .places import Places, Route, Segment
+from .places import STATE, Places, Route, Segment
 from .transfer import Delivery, Pace, Transfer
 
-STATE = ".install"  # inside the staging folder: journal, small files, headers, bytes that are left out
 SPARE = f"{STATE}/spare"
 _SMALL_SUFFIXES = (".json", ".jinja", ".txt", ".model", ".tiktoken", ".py")
 _SMALL_BYTES = 100_000_000  # tokenizers reach 30 MB

@@ -19,7 +19,13 @@ from .mirror import Mirror
 class Source(Origin, Protocol):
     """An origin that can list its files."""
 
-    name: str
+    @property
+    def name(self) -> str:
+        """`ORG/NAME`, or the web folder's address without a password."""
+
+    @property
+    def revision(self) -> str | None:
+        """What was asked for: a branch, tag or commit of a hub; None is its default."""
 
     def listing(self, fetcher: Fetcher, *, commit: str | None = None) -> Listing:
         """Its files; of `commit` where the source has commits."""

@@ -16,7 +16,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 from swiftlet_mlx.errors import Cancelled, HashMismatch
 
@@ -71,6 +71,7 @@ class Progress:
     current: str = ""
     retries: int = 0
     last_retry: Retry | None = None
+    phase: Literal["fetching", "hashing"] = "fetching"
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,9 +172,7 @@ class Transfer:
             job()
         except BaseException as error:
             with self._changed:
-                if self._error is None and not (
-                    isinstance(error, Cancelled) and self.fetcher.cancel.is_set()
-                ):
+                if self._error is None and not (isinstance(error, Cancelled) and self.fetcher.cancel.is_set()):
                     self._error = error
             self.fetcher.cancel.set()
         finally:

@@ -1,0 +1,292 @@
+"""Install a model: from a hub or a mirror to a verified container, over whatever happens on the way.
+
+Ties source, staging, plan, transfer and finish together; each does its own work. Knows no terminal: what is
+to be shown is an `Outline` before and `Progress` during. Invariant: repeated with the same arguments until it
+returns, it gives the same container, byte for byte, however often and wherever it was stopped.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from swiftlet_mlx.config import ModelConfig
+from swiftlet_mlx.errors import Cancelled, DiskFull, NotResumable, SourceBroken, SourceChanged
+from swiftlet_mlx.qpack import DENSE, HASHES, LayerTable, open_container, to_json
+
+from .fetch import Fetcher, Patience, RemoteFile, Retry
+from .hashing import hash_files
+from .hub import Listing
+from .places import Places, Route, Segment
+from .ready import head_files, plan_ready
+from .sources import Source, is_ready_container
+from .staging import MARGIN_BYTES, Staging, allocated_bytes, free_bytes
+from .transfer import Delivery, Pace, Progress, Repair, Transfer
+
+ORIGIN = "source.json"  # in the finished container: where it came from, and the hashes that were checked
+
+
+@dataclass(frozen=True, slots=True)
+class Outline:
+    """What is about to happen, before anything large is fetched. Sizes are bytes."""
+
+    source: str
+    commit: str | None
+    output: Path
+    ready: bool  # a container that is copied; otherwise a checkpoint that is repacked on the way
+    resumed: bool
+    download_bytes: int  # in all
+    missing_bytes: int  # of these, still to come
+    output_bytes: int
+    needed_bytes: int  # disk space still to be taken
+    free_bytes: int
+    dense_bytes: int
+    token_bytes: int  # experts that one token reads: with less cache than that, speed suffers
+    left_out: tuple[str, ...]
+    warnings: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A plan that both kinds of source come down to."""
+
+    deliveries: tuple[Delivery, ...]
+    sizes: Mapping[str, int]
+    tables: Mapping[int, LayerTable]
+    config: Mapping[str, Any]
+    left_out: tuple[str, ...]
+    warnings: tuple[str, ...]
+    headers: Mapping[str, int]  # bytes at the beginning of each source file on which the plan itself rests
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """A finished installation."""
+
+    output: Path
+    repairs: tuple[Repair, ...]
+
+
+class Installation:
+    """One installation, as a context manager: `look`, ask, `carry_out`.
+
+    Args:
+        source: a `Hub` or a `Mirror`.
+        output: path of the container to be.
+        restart: throw away what an earlier, different attempt left at the same output.
+        patience, pace: limits of the network and cuts of the work.
+        on_retry: told about every wait.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        output: Path,
+        *,
+        restart: bool = False,
+        patience: Patience | None = None,
+        pace: Pace | None = None,
+        on_retry: Callable[[Retry], None] | None = None,
+    ) -> None:
+        self.source, self.output = source, output.expanduser().absolute()
+        self.pace = pace or Pace()
+        self.cancel = threading.Event()
+        self.fetcher = Fetcher(source, patience=patience, cancel=self.cancel, on_retry=self._retry)
+        self._on_retry = on_retry or (lambda retry: None)
+        self._restart = restart
+        self._staging = Staging(self.output)
+        self._transfer: Transfer | None = None
+        self._new = False
+
+    def __enter__(self) -> Installation:
+        self._journal = self._staging.open(restart=self._restart)
+        self._new = not self._journal.identity
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._journal.close()
+        if self._new and self._staging.state.exists():
+            self._staging.discard()  # nothing large was fetched: leave nothing behind
+
+    def look(self) -> Outline:
+        """List the source, fetch its small files, and plan.
+
+        Raises:
+            SwiftletError: for anything that stands in the way; nothing large was fetched.
+        """
+        identity = self._journal.identity
+        same = str(identity.get("source", "")).casefold() == self.source.name.casefold()
+        pinned = identity.get("commit") if same and identity.get("revision") == self.source.revision else None
+        self._listing = listing = self.source.listing(self.fetcher, commit=pinned)
+        self._begin(listing)
+        with Places(self._staging.folder) as places:
+            plan = self._plan_ready if is_ready_container(listing) else self._plan_checkpoint
+            self._job = job = plan(listing, places)
+        self._check_plan(job)
+        return self._outline(listing, job)
+
+    def carry_out(self, on_progress: Callable[[Progress], None] | None = None) -> Outcome:
+        """Fetch, verify, finish, and give the container its name. Call `look` first.
+
+        Raises:
+            Cancelled: when interrupted; repeat the same command to continue.
+            SwiftletError: for anything else; what was fetched is kept.
+        """
+        job, report = self._job, on_progress or (lambda progress: None)
+        self._new = False
+        with Places(self._staging.folder, job.sizes) as places:
+            places.create()
+            if is_ready_container(self._listing):
+                open_container(self._staging.folder)  # sizes, layout and config agree before anything large comes
+            self._transfer = Transfer(
+                job.deliveries, self.fetcher, places, self._journal, pace=self.pace, on_progress=report
+            )
+            try:
+                self._transfer.run()
+            except KeyboardInterrupt:
+                raise Cancelled(f"interrupted; {self._kept()}") from None
+        repairs = tuple(self._transfer.repairs)
+        self._check_headers(repairs)
+        self._finish(report)
+        return Outcome(self.output, repairs)
+
+    # -- what is being installed --------------------------------------------------------------------
+
+    def _begin(self, listing: Listing) -> None:
+        """Bind the journal to this source; a folder begun from another one is refused by name."""
+        identity: dict[str, Any] = {
+            "source": listing.source,
+            "revision": self.source.revision,
+            "commit": listing.commit,
+        }
+        before = self._journal.identity
+        if listing.commit is None:
+            identity["files"] = {f.name: [f.size, f.sha256, f.etag] for f in listing.files.values()}
+            known = before.get("files", identity["files"]) if before.get("source") == listing.source else {}
+            changed = [name for name, told in known.items() if identity["files"].get(name) != told]
+            if changed:
+                raise SourceChanged(
+                    f"{listing.source}: {changed[0]} was replaced since this installation began. Repeat the "
+                    "command with --restart to install what is there now"
+                )
+        self._journal.begin(identity)
+
+    def _check_plan(self, job: Job) -> None:
+        """The same source gives the same plan, unless another version of this program made the first one."""
+        told = hashlib.sha256()
+        for delivery in job.deliveries:
+            told.update(repr((delivery.file.name, delivery.route.segments)).encode())
+        told.update(repr(sorted(job.sizes.items())).encode())
+        before = self._journal.notes.get("plan")
+        if before is None:
+            self._journal.note("plan", told.hexdigest())
+        elif before != told.hexdigest():
+            raise NotResumable(
+                f"{self._staging.folder} was begun by another version of this program, which places bytes "
+                "otherwise. Finish with that version, or pass --restart to begin anew"
+            )
+
+    def _plan_ready(self, listing: Listing, places: Places) -> Job:
+        heads = [_as_it_is(file) for file in head_files(listing).values()]
+        Transfer(heads, self.fetcher, places, self._journal, pace=self.pace).run()
+        plan = plan_ready(listing, places.root)
+        return Job(
+            deliveries=tuple(_as_it_is(file) for file in plan.files.values()),
+            sizes={name: file.size for name, file in plan.files.items()},
+            tables=plan.tables,
+            config=plan.config,
+            left_out=plan.ignored,
+            warnings=(),
+            headers={},
+        )
+
+    def _plan_checkpoint(self, listing: Listing, places: Places) -> Job:
+        raise NotImplementedError
+
+    def _outline(self, listing: Listing, job: Job) -> Outline:
+        total = sum(d.file.size for d in job.deliveries)
+        missing = sum(
+            stop - start for d in job.deliveries for start, stop in self._journal.missing(d.file.name, d.file.size)
+        )
+        output = sum(job.sizes.values())
+        taken = allocated_bytes(self._staging.folder)
+        top_k = ModelConfig.from_dict(job.config, listing.source).top_k
+        return Outline(
+            source=listing.source,
+            commit=listing.commit,
+            output=self.output,
+            ready=is_ready_container(listing),
+            resumed=not self._new,
+            download_bytes=total,
+            missing_bytes=missing,
+            output_bytes=output,
+            needed_bytes=max(0, output + MARGIN_BYTES - taken),
+            free_bytes=free_bytes(self.output.parent),
+            dense_bytes=job.sizes.get(DENSE, 0),
+            token_bytes=sum(table.payload_bytes * max(top_k, 1) for table in job.tables.values()),
+            left_out=job.left_out,
+            warnings=job.warnings,
+        )
+
+    # -- the end ------------------------------------------------------------------------------------
+
+    def _check_headers(self, repairs: tuple[Repair, ...]) -> None:
+        for repair in repairs:
+            if repair.start < self._job.headers.get(repair.file, 0):
+                raise SourceBroken(
+                    f"{repair.file}: its header had arrived wrong (bytes {repair.start}-{repair.stop - 1}), "
+                    "so the rest may lie in wrong places. Repeat the command with --restart"
+                )
+
+    def _finish(self, report: Callable[[Progress], None]) -> None:
+        """Write what is known only now, flush, and rename."""
+        verified = {d.file.name: self._journal.verified[d.file.name] for d in self._job.deliveries}
+        record: dict[str, Any] = {
+            "source": self._listing.source,
+            "revision": self._listing.commit,
+            "files": verified,
+        }
+        if HASHES not in self._job.sizes:
+            moment = Progress(sum(self._job.sizes.values()), phase="hashing")
+            names = [name for name in self._job.sizes if name != HASHES]
+            hashes = hash_files(self._staging.folder, names, lambda done: report(replace(moment, done_bytes=done)))
+            (self._staging.folder / HASHES).write_bytes(to_json({"files": hashes}))
+        if ORIGIN not in self._job.sizes:
+            (self._staging.folder / ORIGIN).write_bytes(to_json(record))
+        self._journal.close()
+        self._staging.seal()
+
+    def _kept(self) -> str:
+        return (
+            f"{self._journal.done_bytes() / 1e9:.2f} GB are kept in {self._staging.folder}; repeat the same "
+            "command to continue"
+        )
+
+    def _retry(self, retry: Retry) -> None:
+        if self._transfer is not None:
+            self._transfer.count_retry(retry)
+        self._on_retry(retry)
+
+
+def check_room(outline: Outline) -> None:
+    """Refuse to begin what cannot end.
+
+    Raises:
+        DiskFull: naming what is needed and what is free.
+    """
+    if outline.free_bytes < outline.needed_bytes:
+        raise DiskFull(
+            f"{outline.output.parent}: {outline.needed_bytes / 1e9:.1f} GB are needed there, "
+            f"{outline.free_bytes / 1e9:.1f} GB are free. Make room, or choose another --output"
+        )
+
+
+def _as_it_is(file: RemoteFile) -> Delivery:
+    return Delivery(file, Route(file.size, [Segment(0, file.size, file.name)]))

@@ -1,0 +1,132 @@
+"""The folder in which a container grows before it gets its name.
+
+Knows paths, fsync and rename; not what is inside. Invariant: the output's name exists only for a container
+that was complete and flushed when it got it; until then everything lies in `OUTPUT.partial`, on the same file
+system.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from swiftlet_mlx.errors import DiskFull, InstallError, OutputExists
+from swiftlet_mlx.library import PARTIAL
+from swiftlet_mlx.qpack import is_container, open_container
+
+from .journal import Journal, sync_folder
+from .places import STATE
+
+MARGIN_BYTES = 64 << 20  # left free for the file system's own needs and for the small files
+
+
+class Staging:
+    """`OUTPUT.partial` and the journal inside it.
+
+    Args:
+        output: the container's final path.
+    """
+
+    def __init__(self, output: Path) -> None:
+        self.output = output
+        self.folder = output.with_name(output.name + PARTIAL)
+        self.state = self.folder / STATE
+
+    def open(self, *, restart: bool = False) -> Journal:
+        """Create or continue the folder and lock its journal.
+
+        Raises:
+            OutputExists: if the output's name is taken.
+            NotResumable: if another process is at it, or the folder was begun by something else.
+            InstallError: if the folder cannot be created.
+        """
+        if self.output.exists() or self.output.is_symlink():
+            if is_container(self.output):  # a kill right after the name was given leaves the working files inside
+                shutil.rmtree(self.output / STATE, ignore_errors=True)
+            raise OutputExists(
+                f"{self.output} exists and is not overwritten. Choose another --output, or delete it first: "
+                f"`swiftlet-mlx remove {self.output}`"
+            )
+        with in_words(self.folder):
+            if restart:
+                self._discard()
+            elif self.folder.is_dir() and not self.state.is_dir() and any(self.folder.iterdir()):
+                raise OutputExists(
+                    f"{self.folder} holds something that this command did not begin; delete it, choose "
+                    "another --output, or pass --restart to begin anew in its place"
+                )
+            self.state.mkdir(parents=True, exist_ok=True)
+            return Journal.open(self.state / "journal")
+
+    def seal(self) -> None:
+        """Check that it opens, flush everything, give the container its name, drop the working files.
+
+        Raises:
+            ContainerError: if what was made does not open as a container.
+            OutputExists: if the name was taken meanwhile.
+        """
+        open_container(self.folder)
+        with in_words(self.folder):
+            folders = {self.folder}
+            for path in self.folder.rglob("*"):
+                if self.state in (path, *path.parents):
+                    continue
+                if path.is_dir():
+                    folders.add(path)
+                else:
+                    _sync_file(path)
+            for folder in folders:
+                sync_folder(folder)
+            if self.output.exists():
+                raise OutputExists(f"{self.output} appeared meanwhile; the finished container is {self.folder}")
+            os.rename(self.folder, self.output)
+            sync_folder(self.output.parent)
+            shutil.rmtree(self.output / STATE)
+
+    def discard(self) -> None:
+        """Delete what was begun."""
+        with in_words(self.folder):
+            self._discard()
+
+    def _discard(self) -> None:
+        shutil.rmtree(self.folder, ignore_errors=False) if self.folder.exists() else None
+
+
+def free_bytes(folder: Path) -> int:
+    """Bytes a file could still take on the file system that holds a folder, or will hold it."""
+    while not folder.exists():
+        folder = folder.parent
+    return shutil.disk_usage(folder).free
+
+
+def allocated_bytes(folder: Path) -> int:
+    """Bytes the file system has given to the files under a folder; holes count nothing."""
+    return sum(file.stat().st_blocks * 512 for file in folder.rglob("*") if file.is_file())
+
+
+@contextmanager
+def in_words(path: Path) -> Iterator[None]:
+    """What the system says about a folder, as an error a user can act on."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise DiskFull(f"{path}: no space left. Make room and repeat the same command") from None
+        where = error.filename or path
+        hint = "choose another --output" if error.errno in (errno.EACCES, errno.EROFS, errno.EPERM) else "see the disk"
+        raise InstallError(f"{where}: {error.strerror or error}; {hint}") from None
+
+
+def _sync_file(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+        if hasattr(fcntl, "F_FULLFSYNC"):  # macOS: fsync alone leaves the bytes in the drive's cache
+            fcntl.fcntl(fd, fcntl.F_FULLFSYNC)
+    finally:
+        os.close(fd)
