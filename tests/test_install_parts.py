@@ -75,9 +75,7 @@ def test_a_journal_remembers_across_opening(tmp_path: Path) -> None:
         ({"source": "Org/Model"}, ["settings"]),
     ],
 )
-def test_another_source_or_setting_is_refused_by_name(
-    tmp_path: Path, now: dict[str, object], named: list[str]
-) -> None:
+def test_another_source_or_setting_is_refused_by_name(tmp_path: Path, now: dict[str, object], named: list[str]) -> None:
     with Journal.open(tmp_path / "journal") as journal:
         journal.begin({"source": "Org/Model", "settings": {"mtp": True}})
     with Journal.open(tmp_path / "journal") as journal, pytest.raises(NotResumable) as caught:
@@ -147,9 +145,7 @@ def _record_for_ever(path: Path) -> None:
 
 
 def test_a_kill_in_the_middle_of_recording_leaves_a_journal_that_opens(tmp_path: Path) -> None:
-    process = multiprocessing.get_context("spawn").Process(
-        target=_record_for_ever, args=(tmp_path / "journal",)
-    )
+    process = multiprocessing.get_context("spawn").Process(target=_record_for_ever, args=(tmp_path / "journal",))
     process.start()
     deadline = time.monotonic() + 20
     while time.monotonic() < deadline:

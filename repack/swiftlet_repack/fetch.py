@@ -278,17 +278,13 @@ class Fetcher:
             refusal = self.origin.refusal(status, headers, file.name)
             # An address handed out a moment ago that is refused is counted; one that has aged is simply
             # renewed.
-            raise TryAgain(
-                "its storage address is no longer good", wrong=refusal if fresh else None, renew=not fresh
-            )
+            raise TryAgain("its storage address is no longer good", wrong=refusal if fresh else None, renew=not fresh)
         if status == 416:
             total = _total(headers.get("Content-Range", ""))
             self._forget(file, location)
             raise TryAgain(
                 "the server has no such bytes",
-                wrong=_size_error(file, total)
-                if total not in (None, file.size)
-                else _no_bytes(file, at, stop),
+                wrong=_size_error(file, total) if total not in (None, file.size) else _no_bytes(file, at, stop),
             )
         if status not in (200, 206):
             raise self.origin.refusal(status, headers, file.name)
@@ -327,9 +323,7 @@ class Fetcher:
         if match is None or int(match[1]) != at or int(match[2]) >= max(stop, at + 1):
             raise TryAgain(
                 "the server sent other bytes than asked for",
-                wrong=SourceBroken(
-                    f"{file.name}: asked for bytes {at}-{stop - 1}, the server answered {given!r}"
-                ),
+                wrong=SourceBroken(f"{file.name}: asked for bytes {at}-{stop - 1}, the server answered {given!r}"),
             )
         if match[3] != "*" and int(match[3]) != file.size:
             self._forget(file, location)
@@ -459,9 +453,7 @@ def _transport_errors() -> Iterator[None]:
     except (httpx2.UnsupportedProtocol, httpx2.InvalidURL) as error:
         raise SourceNotFound(f"not an address that can be fetched: {error}") from None
     except httpx2.ProxyError as error:
-        raise NetworkFailed(
-            f"the proxy refused: {error}. Check HTTPS_PROXY, HTTP_PROXY and NO_PROXY"
-        ) from None
+        raise NetworkFailed(f"the proxy refused: {error}. Check HTTPS_PROXY, HTTP_PROXY and NO_PROXY") from None
     except httpx2.TimeoutException as error:
         raise TryAgain(f"no answer in time ({type(error).__name__})") from None
     except httpx2.TransportError as error:
@@ -507,9 +499,7 @@ def _size_error(file: RemoteFile, found: int | None) -> SwiftletError:
 
 
 def _no_bytes(file: RemoteFile, at: int, stop: int) -> SourceBroken:
-    return SourceBroken(
-        f"{file.name}: the server refuses bytes {at}-{stop - 1} of {file.size}; try another source"
-    )
+    return SourceBroken(f"{file.name}: the server refuses bytes {at}-{stop - 1} of {file.size}; try another source")
 
 
 def _web_page(file: RemoteFile) -> SourceBroken:
@@ -520,9 +510,7 @@ def _web_page(file: RemoteFile) -> SourceBroken:
 
 
 def _encoded(file: RemoteFile) -> SourceBroken:
-    return SourceBroken(
-        f"{file.name}: {file.url} is sent compressed; a static host must send files as they are"
-    )
+    return SourceBroken(f"{file.name}: {file.url} is sent compressed; a static host must send files as they are")
 
 
 def _validator(headers: Mapping[str, str]) -> str | None:

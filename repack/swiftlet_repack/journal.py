@@ -55,9 +55,7 @@ class Journal:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             os.close(fd)
-            raise NotResumable(
-                f"{path.parent}: another process is installing here; wait for it or stop it"
-            ) from None
+            raise NotResumable(f"{path.parent}: another process is installing here; wait for it or stop it") from None
         journal = cls(fd, path)
         try:
             journal._load()
@@ -154,9 +152,7 @@ class Journal:
     def _load(self) -> None:
         size = os.fstat(self._fd).st_size
         if size > MAX_JOURNAL_BYTES:
-            raise NotResumable(
-                f"{self.path}: {size} bytes are too many for a journal; pass --restart to begin anew"
-            )
+            raise NotResumable(f"{self.path}: {size} bytes are too many for a journal; pass --restart to begin anew")
         text = os.pread(self._fd, size, 0)
         for line in _whole_lines(text):
             try:
