@@ -1,7 +1,7 @@
 """The command `swiftlet-mlx`: registers the commands, turns errors into text and exit codes.
 
-Exit codes: 0 done, 1 failed with one plain message, 2 wrong usage, 130 interrupted. A traceback is a bug; to see one,
-set SWIFTLET_MLX_DEBUG=1.
+Exit codes: 0 done, 1 failed with one plain message, 2 wrong usage, 130 interrupted. A traceback is a bug; to
+see one, set SWIFTLET_MLX_DEBUG=1.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from typer.exceptions import TyperException
 from swiftlet_mlx import __version__
 from swiftlet_mlx.errors import SwiftletError
 
-from . import chat, generate, info, oracle
+from . import chat, generate, info, oracle, remove
+from . import list as list_
 
 app = typer.Typer(
     name="swiftlet-mlx",
@@ -34,6 +35,8 @@ app.command("chat", epilog=chat.EXAMPLE)(chat.chat)
 app.command("generate", epilog=generate.EXAMPLE)(generate.generate)
 app.command("info", epilog=info.EXAMPLE)(info.info)
 app.command("oracle", epilog=oracle.EXAMPLE)(oracle.oracle)
+app.command("list", epilog=list_.EXAMPLE)(list_.list_models)
+app.command("remove", epilog=remove.EXAMPLE)(remove.remove)
 
 
 def _print_version(wanted: bool) -> None:
