@@ -18,9 +18,10 @@ from typing import Literal
 from .checkpoint import shard_files
 from .config import ModelConfig, read_config
 from .errors import ModelNotFound, SwiftletError
-from .qpack import MANIFEST, is_container, open_container
+from .qpack import MANIFEST, MAX_JSON_BYTES, is_container, open_container
 
 Kind = Literal["container", "checkpoint", "unfinished"]
+ORIGIN = "source.json"  # written by the installer: source, commit, and the hashes that were checked
 SUFFIX, PARTIAL = ".qpack", ".partial"
 _CACHED = re.compile(r"models--(?P<org>[^/]+?)--(?P<name>.+)")
 
@@ -150,12 +151,15 @@ def _installed(path: Path) -> Found | None:
 
 
 def _origin(path: Path) -> tuple[str, str]:
-    """What a manifest says a container was made from: checkpoint and commit."""
-    try:
-        manifest = json.loads((path / MANIFEST).read_bytes()[:16_000_000])
-        return str(manifest.get("sourceCheckpoint", "")), str(manifest.get("sourceRevision", ""))
-    except (OSError, ValueError, AttributeError):
-        return "", ""
+    """What a container was made from, and which commit: as its installer noted it, or as its manifest
+    says."""
+    for file, keys in ((ORIGIN, ("source", "revision")), (MANIFEST, ("sourceCheckpoint", ""))):
+        try:
+            noted = json.loads((path / file).read_bytes()[:MAX_JSON_BYTES])
+            return str(noted[keys[0]]), str(noted.get(keys[1]) or "")
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            continue
+    return "", ""
 
 
 def _snapshots(path: Path, name: str) -> Iterator[Found]:

@@ -8,27 +8,30 @@ returns, it gives the same container, byte for byte, however often and wherever 
 from __future__ import annotations
 
 import hashlib
+import os
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from swiftlet_mlx.config import ModelConfig
 from swiftlet_mlx.errors import Cancelled, DiskFull, NotResumable, SourceBroken, SourceChanged
+from swiftlet_mlx.library import ORIGIN
 from swiftlet_mlx.qpack import DENSE, HASHES, LayerTable, open_container, to_json
 
 from .fetch import Fetcher, Patience, RemoteFile, Retry
 from .hashing import hash_files
 from .hub import Listing
 from .places import Places, Route, Segment
+from .plan import Plan, make_plan, small_text
 from .ready import head_files, plan_ready
+from .remote import in_the_name_of, open_remote, spare
 from .sources import Source, is_ready_container
-from .staging import MARGIN_BYTES, Staging, allocated_bytes, free_bytes
+from .staging import MARGIN_BYTES, Staging, allocated_bytes, free_bytes, in_words
 from .transfer import Delivery, Pace, Progress, Repair, Transfer
-
-ORIGIN = "source.json"  # in the finished container: where it came from, and the hashes that were checked
+from .write import _finish as write_rest
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +65,8 @@ class Job:
     left_out: tuple[str, ...]
     warnings: tuple[str, ...]
     headers: Mapping[str, int]  # bytes at the beginning of each source file on which the plan itself rests
+    plan: Plan | None = None  # of a checkpoint; a ready container needs none
+    small: Mapping[str, bytes] = field(default_factory=dict)  # files beside the tensors, by name
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,8 +150,17 @@ class Installation:
             places.create()
             if is_ready_container(self._listing):
                 open_container(self._staging.folder)  # sizes, layout and config agree before anything large comes
+            for file in job.plan.tensor_files if job.plan else ():
+                head = Route(len(file.header), [Segment(0, len(file.header), file.name)])
+                places.write(head, 0, file.header)
             self._transfer = Transfer(
-                job.deliveries, self.fetcher, places, self._journal, pace=self.pace, on_progress=report
+                job.deliveries,
+                self.fetcher,
+                places,
+                self._journal,
+                pace=self.pace,
+                on_progress=report,
+                on_verified=self._drop_spare,
             )
             try:
                 self._transfer.run()
@@ -208,14 +222,38 @@ class Installation:
         )
 
     def _plan_checkpoint(self, listing: Listing, places: Places) -> Job:
-        raise NotImplementedError
+        remote = open_remote(listing, self.fetcher, places, self._journal, self.pace)
+        folder = remote.checkpoint.folder
+        with in_the_name_of(listing.source, folder):
+            plan = make_plan(remote.checkpoint)
+            small = {**{name: small_text(folder, name) for name in plan.copied}, **plan.written}
+        deliveries = [
+            Delivery(file, Route(file.size, plan.segments(name, file.size, spare(name))))
+            for name, file in remote.shards.items()
+        ]
+        headers = {name: header.data_start for name, header in remote.headers.items()}
+        # What is left out is kept until its shard is verified. Those shards come first, while the disk is
+        # emptiest, so
+        # that the peak is the container's own size.
+        deliveries.sort(key=lambda d: -_spare_bytes(d, headers[d.file.name]))
+        return Job(
+            deliveries=tuple(deliveries),
+            sizes=plan.large_sizes,
+            tables=plan.tables,
+            config=remote.checkpoint.config,
+            left_out=plan.left_out,
+            warnings=tuple(text.replace(str(folder), listing.source) for text in plan.remarks),
+            headers=headers,
+            plan=plan,
+            small=small,
+        )
 
     def _outline(self, listing: Listing, job: Job) -> Outline:
         total = sum(d.file.size for d in job.deliveries)
         missing = sum(
             stop - start for d in job.deliveries for start, stop in self._journal.missing(d.file.name, d.file.size)
         )
-        output = sum(job.sizes.values())
+        output = sum(job.sizes.values()) + sum(map(len, job.small.values()))
         taken = allocated_bytes(self._staging.folder)
         top_k = ModelConfig.from_dict(job.config, listing.source).top_k
         return Outline(
@@ -253,15 +291,26 @@ class Installation:
             "revision": self._listing.commit,
             "files": verified,
         }
-        if HASHES not in self._job.sizes:
-            moment = Progress(sum(self._job.sizes.values()), phase="hashing")
-            names = [name for name in self._job.sizes if name != HASHES]
-            hashes = hash_files(self._staging.folder, names, lambda done: report(replace(moment, done_bytes=done)))
-            (self._staging.folder / HASHES).write_bytes(to_json({"files": hashes}))
-        if ORIGIN not in self._job.sizes:
-            (self._staging.folder / ORIGIN).write_bytes(to_json(record))
+        job, folder = self._job, self._staging.folder
+        hashes = {}
+        if HASHES not in job.sizes:
+            moment = Progress(sum(job.sizes.values()), phase="hashing")
+            hashes = hash_files(folder, job.sizes, lambda done: report(replace(moment, done_bytes=done)))
+        with in_words(folder):
+            if job.plan is not None:
+                write_rest(folder, job.plan, job.small, hashes, self._listing.source)
+            elif hashes:
+                (folder / HASHES).write_bytes(to_json({"files": hashes}))
+            if ORIGIN not in job.sizes:
+                (folder / ORIGIN).write_bytes(to_json(record))
         self._journal.close()
         self._staging.seal()
+
+    def _drop_spare(self, delivery: Delivery) -> None:
+        """Free what was kept only for a shard's hash; its header stays, the plan is made from it again."""
+        path = self._staging.folder / spare(delivery.file.name)
+        if path.exists():
+            os.truncate(path, self._job.headers[delivery.file.name])
 
     def _kept(self) -> str:
         return (
@@ -286,6 +335,11 @@ def check_room(outline: Outline) -> None:
             f"{outline.output.parent}: {outline.needed_bytes / 1e9:.1f} GB are needed there, "
             f"{outline.free_bytes / 1e9:.1f} GB are free. Make room, or choose another --output"
         )
+
+
+def _spare_bytes(delivery: Delivery, header_bytes: int) -> int:
+    target = spare(delivery.file.name)
+    return sum(s.size * s.count for s in delivery.route.segments if s.target == target) - header_bytes
 
 
 def _as_it_is(file: RemoteFile) -> Delivery:

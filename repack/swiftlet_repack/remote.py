@@ -17,16 +17,17 @@ from pathlib import Path, PurePosixPath
 from swiftlet_mlx.checkpoint import INDEX, Checkpoint, checkpoint_from_headers, shard_files
 from swiftlet_mlx.config import read_config
 from swiftlet_mlx.errors import SafetensorsError, SourceBroken, SwiftletError
+from swiftlet_mlx.qpack import CONFIG
 from swiftlet_mlx.safetensors import PREFIX_BYTES, Header, header_length, parse_header
 
 from .fetch import Fetcher, RemoteFile
 from .hub import Listing
 from .journal import Journal
 from .places import STATE, Places, Route, Segment
+from .plan import SMALL_FILES
 from .transfer import Delivery, Pace, Transfer
 
 SPARE = f"{STATE}/spare"
-_SMALL_SUFFIXES = (".json", ".jinja", ".txt", ".model", ".tiktoken", ".py")
 _SMALL_BYTES = 100_000_000  # tokenizers reach 30 MB
 _LEAD_BYTES = 64
 
@@ -47,13 +48,16 @@ class RemoteCheckpoint:
 
 
 def small_files(listing: Listing) -> dict[str, RemoteFile]:
-    """The files beside the tensors: config, index, tokenizer, template. Bounded in size, from the top folder
-    only."""
-    return {
-        name: file
-        for name, file in listing.files.items()
-        if "/" not in name and name.endswith(_SMALL_SUFFIXES) and file.size <= _SMALL_BYTES
-    }
+    """The files beside the tensors that a container needs: config, index, tokenizer, template.
+
+    Raises:
+        SourceBroken: if one is larger than such a file can be.
+    """
+    found = {name: listing.files[name] for name in (CONFIG, INDEX, *SMALL_FILES) if name in listing.files}
+    for name, file in found.items():
+        if file.size > _SMALL_BYTES:
+            raise SourceBroken(f"{listing.source}: {name} has {file.size} bytes; at most {_SMALL_BYTES} are sensible")
+    return found
 
 
 def open_remote(listing: Listing, fetcher: Fetcher, places: Places, journal: Journal, pace: Pace) -> RemoteCheckpoint:

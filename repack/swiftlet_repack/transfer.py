@@ -92,6 +92,7 @@ class Transfer:
         places, journal: opened by the caller, who closes them after `run` has returned.
         pace: streams and sizes.
         on_progress: called about ten times a second from the thread that calls `run`.
+        on_verified: called for each file after it was recorded as verified, from another thread.
     """
 
     def __init__(
@@ -103,12 +104,14 @@ class Transfer:
         *,
         pace: Pace | None = None,
         on_progress: Callable[[Progress], None] | None = None,
+        on_verified: Callable[[Delivery], None] | None = None,
     ) -> None:
         self.deliveries = list(deliveries)
         self.fetcher, self.places, self.journal = fetcher, places, journal
         self.pace = pace or Pace()
         self.repairs: list[Repair] = []
         self._on_progress = on_progress or (lambda progress: None)
+        self._on_verified = on_verified or (lambda delivery: None)
         self._changed = threading.Condition()
         self._spans: deque[tuple[Delivery, int, int]] = deque()
         self._error: BaseException | None = None
@@ -242,6 +245,7 @@ class Transfer:
         if not hashes.fit():
             hashes = self._mend(delivery)
         self.journal.mark_verified(file.name, hashes.sha256.hexdigest())
+        self._on_verified(delivery)
 
     def _mend(self, delivery: Delivery) -> _Hashes:
         """Fetch a file again piece by piece, compare with what is on disk, rewrite what differs, until the
