@@ -119,8 +119,8 @@ def _compare_tensors(
     path: Path, expected: Mapping[str, Located], checkpoint: Checkpoint, bad: list[str], on_bytes: Callable[[int], None]
 ) -> int:
     ours = {_bare(n): info for n, info in read_header(path).tensors.items()}
-    bad += [f"{path.name} lacks tensor {n}" for n in expected.keys() - ours.keys()]
-    bad += [f"{path.name} has tensor {n}, which the source has not" for n in ours.keys() - expected.keys()]
+    bad += [f"{path.name} lacks tensor {n}" for n in sorted(expected.keys() - ours.keys())]
+    bad += [f"{path.name} has tensor {n}, which the source has not" for n in sorted(ours.keys() - expected.keys())]
     done = 0
     for name in sorted(expected.keys() & ours.keys()):
         at, info = expected[name], ours[name]
