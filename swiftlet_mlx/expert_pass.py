@@ -17,6 +17,7 @@ import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, wait
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import mlx.core as mx
@@ -24,9 +25,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .moe import Streamed
+from .moe import _Projection as Projection
+from .pools import Pools
 from .reader import IO_THREADS
 from .routes import Ints, Routes, groups
-from .slots import EMPTY, Pools, SlotPool
+from .slots import EMPTY, SlotPool
 
 TAIL_TOKENS = 256  # of the prompt's end decide which experts stay
 TILE_PAIRS = 16384  # computed in one call: bounds the rows gathered for it
@@ -46,6 +49,20 @@ class _Group:
     results: list[mx.array] = field(default_factory=list)
 
 
+@contextmanager
+def _copied(module: Streamed, slots: mx.array) -> Iterator[None]:
+    """Let a streamed layer's projections use a copy of these slots, in this order, while a graph is built."""
+    linears = [p.linear for p in vars(module).values() if isinstance(p, Projection)]
+    saved = [(linear, part, a) for linear in linears for part, a in linear.items() if isinstance(a, mx.array)]
+    for linear, part, a in saved:
+        linear[part] = a[slots]
+    try:
+        yield
+    finally:
+        for linear, part, a in saved:
+            linear[part] = a
+
+
 class ExpertPass:
     """The experts of one streamed layer, as prefill.py wants them. To be closed, also after an error.
 
@@ -60,6 +77,9 @@ class ExpertPass:
         self._reading: deque[_Group] = deque()
         self._computing: deque[_Group] = deque()
         self._protected: set[int] = set()
+        # On CUDA slots are memory of the host, which a matrix product would fetch again for every row it computes
+        # (H200: 16.8 s instead of 0.7 s for 7 layers and 4,096 tokens). On Metal host and device share it.
+        self._copy_first = mx.default_device() == mx.Device(mx.gpu) and not mx.metal.is_available()
 
     @property
     def n_experts(self) -> int:
@@ -118,7 +138,11 @@ class ExpertPass:
 
     def _results(self, rows: mx.array, slots: NDArray[np.uint32]) -> mx.array:
         """Lazy `[P, H]`: what the experts in these slots make of each row, by mlx-lm's own code."""
-        return self._module._stock(rows, mx.array(slots)[:, None])[:, 0]
+        if not self._copy_first:
+            return self._module._stock(rows, mx.array(slots)[:, None])[:, 0]
+        held, local = np.unique(slots, return_inverse=True)
+        with _copied(self._module, mx.array(held)):
+            return self._module._stock(rows, mx.array(local.astype(np.uint32))[:, None])[:, 0]
 
     def _read_ahead(self, queue: deque[list[int]]) -> None:
         """Start the reads of as many groups as there are slots for."""

@@ -37,7 +37,7 @@ from .results import Pairs, Results, Sums
 from .routes import Ints, Routes
 
 CHUNK_TOKENS = 1024  # of attention and DeltaNet in one go
-PAIR_BYTES = 64 << 20  # results kept one by one up to here: 2,048 tokens of 8 choices, hidden size 2,048, bfloat16
+PAIR_BYTES = 128 << 20  # results kept one by one up to here: 4,096 tokens of 8 choices, hidden size 2,048, bfloat16
 
 
 class Experts(Protocol):

@@ -369,3 +369,22 @@ def test_every_layer_of_the_three_architectures_takes_part(folders: dict[str, Pa
         model = load_streamed(folder, cache_gb=0.01)[0]
         assert all(part_of(layer) is not None for layer in model.layers), f"{kind}: load must install the pass"
         model.pools.close()
+
+
+def test_experts_copied_out_of_their_slots_give_the_same_bits(
+    streamed: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin = expert_pass.ExpertPass.__init__
+
+    def copying(self: Any, module: Any) -> None:
+        begin(self, module)
+        self._copy_first = True
+
+    monkeypatch.setattr(expert_pass.ExpertPass, "__init__", copying)
+    plain, ours = stock("qwen3_next"), streamed("qwen3_next", 6)
+    want, got = make_prompt_cache(plain), make_prompt_cache(ours.model)
+    mx.eval(plain(mx.array([ids(140)]), cache=want))
+    prefill(ours.model, ids(140), got)
+    assert same_cache(want, got)
+    arrays = ours.pools.layers[0].arrays
+    assert ours.model.layers[0].mlp.switch_mlp.up_proj.linear["weight"] is arrays["up_proj.weight"]
