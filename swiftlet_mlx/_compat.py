@@ -5,6 +5,7 @@ tests/test_compat.py holds a contract test for each, so that a new mlx-lm releas
 
 from __future__ import annotations
 
+from mlx_lm.models import gated_delta
 from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchGLU, SwitchLinear, SwitchMLP
 from mlx_lm.utils import _get_classes as get_model_classes
 from mlx_lm.utils import infer_quant_config
@@ -14,6 +15,7 @@ __all__ = [
     "SwitchGLU",
     "SwitchLinear",
     "SwitchMLP",
+    "gated_delta",
     "get_model_classes",
     "infer_quant_config",
 ]

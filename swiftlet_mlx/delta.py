@@ -28,7 +28,8 @@ from typing import Any, cast
 
 import mlx.core as mx
 import mlx.nn as nn
-from mlx_lm.models import gated_delta
+
+from ._compat import gated_delta
 
 CHUNK = 64  # tokens; 32 and 128 were slower on the CPU, and CUDA's matrix tiles are 64 wide (2026-12)
 MIN_TOKENS = 32  # below this the loop is about as fast (a chunk costs the same however few tokens it holds)
@@ -77,9 +78,7 @@ def gated_delta_chunked(
     def chunks(x: mx.array, heads: int, fill: float = 0) -> mx.array:
         """[B, T, heads (, D)] -> [n, B, Hk, heads / Hk, CHUNK (, D)] in float32, the tail padded."""
         rest = x.shape[3:]
-        x = mx.pad(
-            x.astype(mx.float32), [(0, 0), (0, n * CHUNK - T)] + [(0, 0)] * (x.ndim - 2), constant_values=fill
-        )
+        x = mx.pad(x.astype(mx.float32), [(0, 0), (0, n * CHUNK - T)] + [(0, 0)] * (x.ndim - 2), constant_values=fill)
         x = x.reshape(B, n, CHUNK, Hk, heads // Hk, *rest)
         return x.transpose(1, 0, 3, 4, 2, *range(5, x.ndim))
 
@@ -186,8 +185,6 @@ def _chunked_class(stock: type[nn.Module]) -> type[nn.Module]:
 def _rebound(function: Callable[..., Any], **names: Any) -> Callable[..., Any]:
     """The same function, looking some of its global names up elsewhere."""
     f = cast("types.FunctionType", function)
-    copy = types.FunctionType(
-        f.__code__, {**f.__globals__, **names}, f.__name__, f.__defaults__, f.__closure__
-    )
+    copy = types.FunctionType(f.__code__, {**f.__globals__, **names}, f.__name__, f.__defaults__, f.__closure__)
     copy.__kwdefaults__ = f.__kwdefaults__
     return copy
