@@ -38,6 +38,7 @@ from swiftlet_mlx.errors import (
 MAX_REDIRECTS = 8
 BUSY = (408, 425, 429, 500, 502, 503, 504, 520, 521, 522, 523, 524)
 EXPIRED = (400, 401, 403, 404, 410)  # what storage hosts answer when a signed address is no longer good
+POINTER_SIZES = range(124, 141)  # three short lines: a fixed text, a sha256 and a size
 Sink = Callable[[int, bytes], None]
 T = TypeVar("T")
 
@@ -487,6 +488,11 @@ def _check_linked(file: RemoteFile, headers: Mapping[str, str]) -> None:
 
 
 def _size_error(file: RemoteFile, found: int | None) -> SwiftletError:
+    if found in POINTER_SIZES and file.size not in POINTER_SIZES:
+        return SourceBroken(
+            f"{file.name}: {found} bytes came instead of {file.size}; that is a Git LFS pointer, not the "
+            "file. The copy there was made without `git lfs pull`: try another source"
+        )
     if found is not None and found < file.size:
         return SourceBroken(
             f"{file.name}: the source has only {found} of {file.size} bytes; the file there is cut short. "
