@@ -27,10 +27,11 @@ from .delta import chunked_by_default, use_chunked_delta
 from .errors import ConfigError, ModelNotFound, StreamingUnsupported
 from .layer_major import use_layer_major
 from .locate import find_model
-from .moe import stream
+from .moe import overlap_shared_experts, stream
+from .pools import Pools
 from .qpack import DENSE, Container
-from .reader import IO_THREADS, CheckpointSource, ContainerSource, io_threads, open_source
-from .slots import Pools
+from .read_threads import ReadThreads
+from .reader import IO_THREADS, CheckpointSource, ContainerSource, open_source
 from .units import size
 
 SHIM = "swiftlet_mlx_model.py"
@@ -210,7 +211,7 @@ class _Builder:
     def make_pools(self) -> Pools:
         tables, top_k = self.source.tables, self.shape.top_k
         budget = memory.budget_bytes(self.cache_gb, tables, top_k, memory.dense_bytes(self.opened))
-        pools = Pools(self.source, memory.split(tables, budget, top_k), io_threads(self.threads))
+        pools = Pools(self.source, memory.split(tables, budget, top_k), ReadThreads(self.threads))
         cycle = memory.cycle_bytes(tables, top_k)
         if pools.nbytes < cycle:
             self.warn(
@@ -237,6 +238,7 @@ class _Builder:
                     "Convert or repack the model again"
                 )
             stream(module, path, int(match[1]), pools)
+        overlap_shared_experts(model)
         if left:
             raise StreamingUnsupported(
                 f"{self.folder}: the files hold experts for layers {sorted(left)}, the model has none there. "

@@ -18,14 +18,19 @@ from numpy.typing import NDArray
 
 from ._compat import QuantizedSwitchLinear, SwitchLinear, infer_quant_config
 from .errors import StreamingUnsupported
-from .slots import EMPTY, Pools, SlotPool
+from .pools import Pools
+from .slots import EMPTY, SlotPool
+
+FEW = 256  # indices of a decode step, of one sequence or a batch: handled as a list, by far cheaper than np.unique
 
 
 class Streamed:
-    """Mixed in before a stock switch layer. `pools` and `layer` are plain attributes, outside `parameters()`."""
+    """Mixed in before a stock switch layer. Its attributes are plain ones, outside `parameters()`."""
 
     pools: Pools
+    pool: SlotPool
     layer: int
+    beside: Ahead | None = None
 
     def __call__(self, x: mx.array, indices: mx.array) -> mx.array:
         """The routed experts' outputs.
@@ -37,21 +42,40 @@ class Streamed:
         Returns:
             `[..., k, hidden]`, unweighted, in the order of `indices`.
         """
-        pool = self.pools.layers[self.layer]
-        if pool.complete:  # everything resident, expert e in slot e: nothing to look up, no read-back
+        pools, pool = self.pools, self.pool
+        if pool.complete and pools.recorder is None:  # expert e is in slot e: nothing to look up, no read-back
             return self._stock(x, indices)
+        if indices.size > FEW:
+            return self._many(x, indices)
+        experts = pools.choice(indices)  # host synchronisation
+        needed = list(dict.fromkeys(experts))
+        if pools.recorder is not None:
+            pools.recorder(self.layer, needed)
+        if len(needed) > pool.n_slots:
+            return self._in_waves(x, np.array(experts, np.uint32).reshape(indices.shape), needed)
+        reads = pools.begin(pool, needed)
+        if reads is not None:  # misses are being read
+            if self.beside is not None:
+                self.beside.start(x)  # the shared expert computes meanwhile
+            pools.finish(reads)
+        y = self._stock(x, pool.lookup_few(experts, indices.shape))
+        pools.hold(y)
+        return y
+
+    def _many(self, x: mx.array, indices: mx.array) -> mx.array:
+        """More tokens than a decode step has."""
         experts = self.pools.read_back(indices)  # host synchronisation
-        needed = _distinct(experts)
-        if len(needed) <= pool.n_slots:
-            self.pools.load(self.layer, needed)
-            y = self._stock(x, pool.lookup(experts))
-        else:
-            y = self._in_waves(x, experts, needed, pool)
+        needed = [int(e) for e in np.unique(experts)]
+        if len(needed) > self.pool.n_slots:
+            return self._in_waves(x, experts, needed)
+        self.pools.load(self.layer, needed)
+        y = self._stock(x, self.pool.lookup(experts))
         self.pools.hold(y)
         return y
 
-    def _in_waves(self, x: mx.array, experts: NDArray[np.uint32], needed: list[int], pool: SlotPool) -> mx.array:
+    def _in_waves(self, x: mx.array, experts: NDArray[np.uint32], needed: list[int]) -> mx.array:
         """More distinct experts than slots: residents first, then the others in file order, `n_slots` at a time."""
+        pool = self.pool
         k = experts.shape[-1]
         tokens = x.reshape(-1, x.shape[-1])  # [n, hidden]
         pairs = experts.reshape(-1)  # [n * k], pair p belongs to token p // k
@@ -76,6 +100,30 @@ class Streamed:
 
     def _stock(self, x: mx.array, indices: mx.array) -> mx.array:
         return super().__call__(x, indices)  # type: ignore[misc, no-any-return]
+
+
+class Ahead:
+    """Mixed in before a block's shared expert: it may be started before the block asks for it.
+
+    The block's own code stays as it is; when it calls its shared expert with the very array it gave its routed
+    experts, the answer is already on its way.
+    """
+
+    _started: tuple[mx.array, mx.array] | None = None
+
+    def start(self, x: mx.array) -> None:
+        """Begin to compute for `x`."""
+        y = super().__call__(x)  # type: ignore[misc]
+        mx.async_eval(y)  # type: ignore[no-untyped-call]
+        object.__setattr__(self, "_started", (x, y))
+
+    def __call__(self, x: mx.array) -> mx.array:
+        started = self._started
+        if started is not None:
+            object.__setattr__(self, "_started", None)
+            if started[0] is x:
+                return started[1]
+        return super().__call__(x)  # type: ignore[misc, no-any-return]
 
 
 class _Projection:
@@ -116,6 +164,7 @@ def stream(module: nn.Module, path: str, layer: int, pools: Pools) -> None:
         del module[name]
         object.__setattr__(module, name, _Projection(linear))
     object.__setattr__(module, "pools", pools)
+    object.__setattr__(module, "pool", pool)
     object.__setattr__(module, "layer", layer)
     stock = type(module)
     module.__class__ = type(f"Streamed{stock.__name__}", (Streamed, stock), {})
@@ -124,7 +173,7 @@ def stream(module: nn.Module, path: str, layer: int, pools: Pools) -> None:
 def _linear(stock: nn.Module, path: str, pool: SlotPool, name: str) -> nn.Module:
     """A stock (quantized) switch projection whose weights are the pool's arrays."""
     _, out_dims, in_dims = stock.weight.shape
-    parts = {section.split(".")[1]: a for section, a in pool.arrays.items() if section.split(".")[0] == name}
+    parts = _parts(pool, name)
     bias = "bias" in stock
     if bias != ("bias" in parts):
         raise StreamingUnsupported(f"{path}: the model has {'a' if bias else 'no'} bias, the stored experts differ")
@@ -135,8 +184,6 @@ def _linear(stock: nn.Module, path: str, pool: SlotPool, name: str) -> nn.Module
             raise StreamingUnsupported(f"{path}: unknown quantization ({error})") from None
         # built for one expert and never evaluated: only its settings are kept
         linear = QuantizedSwitchLinear(in_dims, out_dims, 1, bias=False, **width)
-        linear.biases = parts.get("biases")
-        linear.global_scale = parts.get("global_scale")
         needed = (out_dims, in_dims * width["bits"] // 32)
     else:
         linear = SwitchLinear(in_dims, out_dims, 1, bias=False)
@@ -144,14 +191,41 @@ def _linear(stock: nn.Module, path: str, pool: SlotPool, name: str) -> nn.Module
     found = tuple(parts["weight"].shape[1:])
     if found != needed:
         raise StreamingUnsupported(f"{path}: an expert's weight is {list(found)}, the model needs {list(needed)}")
-    for part in ("weight", "scales", "bias"):
-        if part in parts:
-            linear[part] = parts[part]
+    pool.on_arrays(lambda pool: _bind(linear, _parts(pool, name)))
     return linear
 
 
-def _distinct(experts: NDArray[np.uint32]) -> list[int]:
-    """Distinct experts in the order of first use."""
-    if experts.size <= 256:  # decode: a dict beats np.unique by far on a handful
-        return list(dict.fromkeys(experts.ravel().tolist()))
-    return [int(e) for e in np.unique(experts)]
+def _parts(pool: SlotPool, name: str) -> dict[str, mx.array]:
+    """The arrays of one projection: `weight`, `scales`, ..."""
+    return {section.split(".")[1]: a for section, a in pool.arrays.items() if section.split(".")[0] == name}
+
+
+def _bind(linear: nn.Module, parts: dict[str, mx.array]) -> None:
+    for part in ("weight", "scales", "bias"):
+        if part in parts:
+            linear[part] = parts[part]
+    if "scales" in parts:
+        linear.biases = parts.get("biases")
+        linear.global_scale = parts.get("global_scale")
+
+
+def overlap_shared_experts(model: nn.Module) -> int:
+    """Let the shared expert beside each streamed layer compute while that layer's misses are read.
+
+    Args:
+        model: whose switch layers `stream` has replaced.
+
+    Returns:
+        How many there are.
+    """
+    n = 0
+    for _, block in model.named_modules():
+        streamed = [child for child in block.children().values() if isinstance(child, Streamed)]
+        for name in ("shared_expert", "shared_experts"):
+            shared = block.get(name)
+            if len(streamed) == 1 and isinstance(shared, nn.Module) and not isinstance(shared, Ahead):
+                stock = type(shared)
+                shared.__class__ = type(stock.__name__, (Ahead, stock), {"__module__": stock.__module__})
+                object.__setattr__(streamed[0], "beside", shared)
+                n += 1
+    return n

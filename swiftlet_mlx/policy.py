@@ -2,19 +2,20 @@
 
 LFU with a recency tie-break: the expert with the fewest uses goes first, among equals the one used longest ago. Uses
 are remembered after an expert is given up, so one that comes back resumes its count. Invariant: `residents` holds
-exactly the keys that were added and not removed; `victim` returns one of them, never a protected one.
+exactly the keys that were added and not evicted, and the heap one entry of each; a protected key is never evicted.
 """
 
 from __future__ import annotations
 
 from collections.abc import Container, Iterable
-from heapq import heapify, heappop, heappush
+from heapq import heappop, heappush, heapreplace
 
 
 class LFU:
-    """Least frequently used, then least recently used. Amortised O(log n) a use and a victim; no scan over residents.
+    """Least frequently used, then least recently used. A use is O(1), an eviction amortised O(log n); no scan.
 
-    The heap may hold outdated entries of a key; the newest one, equal to `(uses[key], last[key])`, counts.
+    A use leaves the key's entry in the heap behind the truth. Counts only grow, so an entry that comes to the top is
+    either true, and then the least, or is put back where it belongs.
     """
 
     def __init__(self) -> None:
@@ -26,48 +27,46 @@ class LFU:
 
     def use(self, keys: Iterable[int]) -> None:
         """Record one use of each key, resident or about to be."""
+        uses, last, now = self._uses, self._last, self._now
         for key in keys:
-            self._now += 1
-            self._uses[key] = self._uses.get(key, 0) + 1
-            self._last[key] = self._now
-            if key in self.residents:
-                self._push(key)
+            now += 1
+            uses[key] = uses.get(key, 0) + 1
+            last[key] = now
+        self._now = now
 
     def add(self, key: int) -> None:
         """A key has become resident."""
-        self.residents.add(key)
-        self._uses.setdefault(key, 0)
-        self._last.setdefault(key, 0)
-        self._push(key)
+        if key not in self.residents:
+            self.residents.add(key)
+            heappush(self._heap, self._entry(key))
 
-    def remove(self, key: int) -> None:
-        """A key is no longer resident. Its count is kept."""
-        self.residents.discard(key)
-
-    def victim(self, protected: Container[int]) -> int:
-        """The resident to give up next. It stays resident until `remove`.
+    def evict(self, protected: Container[int] = ()) -> int:
+        """Give one resident up and return it. Its count is kept.
 
         Raises:
             LookupError: if every resident is protected.
         """
-        held: list[tuple[int, int, int]] = []
+        heap, held = self._heap, []
         try:
-            while self._heap:
-                entry = self._heap[0]
-                uses, last, key = entry
-                if key not in self.residents or (uses, last) != (self._uses[key], self._last[key]):
-                    heappop(self._heap)
+            while heap:
+                key = heap[0][2]
+                true = self._entry(key)
+                if heap[0] != true:
+                    heapreplace(heap, true)
                 elif key in protected:
-                    held.append(heappop(self._heap))
+                    held.append(heappop(heap))
                 else:
+                    heappop(heap)
+                    self.residents.remove(key)
                     return key
             raise LookupError("every resident is protected")
         finally:
             for entry in held:
-                heappush(self._heap, entry)
+                heappush(heap, entry)
 
-    def _push(self, key: int) -> None:
-        heappush(self._heap, (self._uses[key], self._last[key], key))
-        if len(self._heap) > 64 + 8 * len(self.residents):
-            self._heap = [(self._uses[k], self._last[k], k) for k in self.residents]
-            heapify(self._heap)
+    def hottest(self) -> list[int]:
+        """Every key that was ever used, most often used first, of equals the one used last."""
+        return sorted(self._uses, key=lambda key: (self._uses[key], self._last.get(key, 0)), reverse=True)
+
+    def _entry(self, key: int) -> tuple[int, int, int]:
+        return self._uses.get(key, 0), self._last.get(key, 0), key

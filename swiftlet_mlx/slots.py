@@ -1,23 +1,19 @@
-"""The slot pool: resident expert arrays, the table that says who is where, and the one place bytes become arrays.
+"""The slots of one layer: resident expert arrays, the table that says who is where, and the place bytes become arrays.
 
-A pool holds one MLX array a section, `[n_slots, *section shape]`, and reads experts from disk straight into the
+A pool holds one MLX array a section, `[n_slots, *section shape]`, and experts are read from disk straight into the
 arrays' memory. MLX does not see such a write: a graph built before it and evaluated after it computes with the new
-bytes. Hence the invariant of this module:
+bytes. Hence the invariant, kept by pools.py:
 
     A slot is overwritten only when no unevaluated graph can read it.
 
-It is kept by `Pools.read_back`: whatever a streamed layer returned last is evaluated together with the next router
-choice, before any slot changes hands. And since `gather_qmm` checks no index, the slot table is the check: an expert
-without a slot raises here. A failed read leaves its slot empty, never half old and half new.
-Only the thread that owns the model may call anything here; I/O threads touch bytes alone.
+And since `gather_qmm` checks no index, the slot table is the check: an expert without a slot raises here. A failed
+read leaves its slot empty, never half old and half new. Knows neither files nor threads.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
-from typing import Any, TypeVar, cast
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, cast
 
 import mlx.core as mx
 import numpy as np
@@ -25,10 +21,7 @@ from numpy.typing import NDArray
 
 from .policy import LFU
 from .qpack import LayerTable
-from .reader import ExpertSource, Rows
-from .stats import Stats
-
-T = TypeVar("T")
+from .reader import Rows
 
 # Safetensors tags to MLX types. FP8 and scale types travel as raw bytes, as mlx_lm.convert stores them.
 DTYPES = {
@@ -37,43 +30,36 @@ DTYPES = {
 }  # fmt: skip
 EMPTY = 0xFFFFFFFF
 
-# A layer output larger than this is evaluated at once instead of being held for the next read-back: holding it would
-# keep a prompt chunk's activations alive, evaluating it costs one synchronisation in a call that is long anyway.
-HOLD_BYTES = 1 << 20
-FILL_BYTES = 64 << 20  # one read of neighbouring experts when a layer is loaded whole
-
-# An expert, its slot, and the read that returns (bytes read, staging buffers or None).
-PendingRead = tuple[int, int, "Future[tuple[int, list[bytearray] | None]]"]
-
 
 class SlotPool:
     """The resident experts of one layer.
 
     Attributes:
         arrays: Section name to array `[n_slots, *section shape]`. Their memory is written behind MLX's back.
-        slots: `[expert_count]` uint32, the slot of each expert or EMPTY.
+        slots: The slot of each expert, or EMPTY.
+        complete: Whether every expert is resident; expert e is then in slot e and needs no table.
         direct: False if the device does not see host writes and fills are staged through copies.
     """
 
     def __init__(self, table: LayerTable, n_slots: int) -> None:
         self.table = table
         self.n_slots = n_slots
-        self.slots: NDArray[np.uint32] = np.full(table.expert_count, EMPTY, np.uint32)
+        self.slots = [EMPTY] * table.expert_count
+        self.complete = False
         self.policy = LFU()
-        self._free = list(range(n_slots - 1, -1, -1))
         self.arrays = {s.name: mx.zeros((n_slots, *s.shape), DTYPES[s.dtype]) for s in table.sections}
+        self._free = list(range(n_slots - 1, -1, -1))
+        self._users: list[Callable[[SlotPool], None]] = []
+        self._views: list[tuple[memoryview, int]] = []
         mx.eval(*self.arrays.values())
-        self._views = {name: memoryview(cast(Any, a)).cast("B") for name, a in self.arrays.items()}
+        self._look()
         self.direct = self._sees_host_writes()
+        if not self.direct:
+            self._views.clear()  # a staged fill replaces the arrays' memory; a view would keep the old alive
 
     @property
     def nbytes(self) -> int:
         return self.n_slots * self.table.payload_bytes
-
-    @property
-    def complete(self) -> bool:
-        """Whether every expert is resident; expert e is then in slot e and needs no table."""
-        return len(self.policy.residents) == self.table.expert_count
 
     def claim(self, experts: Sequence[int], protected: Iterable[int] = ()) -> list[tuple[int, int]]:
         """Give a slot to each expert that has none, evicting where needed. The slots are empty until `settle`.
@@ -94,12 +80,13 @@ class SlotPool:
         if ok:
             self.slots[expert] = slot
             self.policy.add(expert)
+            self.complete = len(self.policy.residents) == self.table.expert_count
         else:
             self._free.append(slot)
 
     def rows(self, slot: int) -> Rows:
         """Writable byte views of one slot, one a section."""
-        return [self._views[s.name][slot * s.size : (slot + 1) * s.size] for s in self.table.sections]
+        return [view[slot * size : (slot + 1) * size] for view, size in self._views]
 
     def lookup(self, experts: NDArray[np.uint32]) -> mx.array:
         """Slots of experts that are all resident, same shape, uint32.
@@ -107,10 +94,17 @@ class SlotPool:
         Raises:
             LookupError: for an expert without a slot, which a gather would silently read as garbage.
         """
-        slots = self.slots[experts]
+        slots = np.array(self.slots, np.uint32)[experts]
         if slots.size and slots.max() == EMPTY:
-            raise LookupError(f"layer {self.table.layer}: an expert is used without being resident")
+            raise self._absent()
         return mx.array(slots)
+
+    def lookup_few(self, experts: list[int], shape: tuple[int, ...]) -> mx.array:
+        """The same for a flat list: a fifth of the time for a token's experts."""
+        slots = [self.slots[e] for e in experts]
+        if EMPTY in slots:
+            raise self._absent()
+        return mx.array(slots, mx.uint32).reshape(shape)
 
     def store_staged(self, slot: int, staging: Sequence[bytearray]) -> None:
         """Fill one slot by a copy that MLX sees; for devices that do not see host writes."""
@@ -119,23 +113,61 @@ class SlotPool:
             self.arrays[section.name][slot] = value
         mx.eval(*self.arrays.values())
 
+    def on_arrays(self, use: Callable[[SlotPool], None]) -> None:
+        """Call `use` now and whenever `arrays` holds new arrays."""
+        self._users.append(use)
+        use(self)
+
+    def resize(self, n_slots: int) -> None:
+        """Change the number of slots; the residents that are worth most stay. Memory is freed section by section.
+
+        Everything that reads the arrays must have been evaluated, or their memory lives until it is.
+        """
+        while len(self.policy.residents) > n_slots:
+            self.slots[self.policy.evict()] = EMPTY
+        whole = n_slots == self.table.expert_count
+        residents = sorted(self.policy.residents)
+        target = {e: e if whole else n for n, e in enumerate(residents)}
+        rows = [0] * n_slots  # a free slot gets a copy of whatever is in slot 0
+        for e in residents:
+            rows[target[e]] = self.slots[e]
+            self.slots[e] = target[e]
+        self._views.clear()
+        taken = mx.array(rows, mx.uint32)
+        for name, array in self.arrays.items():
+            self.arrays[name] = array[taken]
+            mx.eval(self.arrays[name])
+            del array
+            for use in self._users:
+                use(self)
+            mx.clear_cache()
+        used = set(target.values())
+        self._free = [slot for slot in range(n_slots - 1, -1, -1) if slot not in used]
+        self.n_slots = n_slots
+        self.complete = len(residents) == self.table.expert_count
+        if self.direct:
+            self._look()
+
     def _take(self, expert: int, keep: set[int]) -> int:
         if self.n_slots == self.table.expert_count:
             self._free.remove(expert)  # everything fits: expert e lives in slot e
             return expert
         if self._free:
             return self._free.pop()
-        victim = self.policy.victim(keep)
-        slot = int(self.slots[victim])
-        self.policy.remove(victim)
+        victim = self.policy.evict(keep)
+        slot = self.slots[victim]
         self.slots[victim] = EMPTY
         return slot
 
+    def _look(self) -> None:
+        """Writable views of the arrays' memory, in the order of the sections."""
+        self._views = [(memoryview(cast(Any, self.arrays[s.name])).cast("B"), s.size) for s in self.table.sections]
+
     def _sees_host_writes(self) -> bool:
         """Write a pattern through the view, let the device compute on it, twice; leave the slot zeroed."""
-        section = self.table.sections[0]
-        view, array = self._views[section.name][: section.size], self.arrays[section.name]
-        n = min(section.size, 4096)
+        view, size = self._views[0]
+        array = self.arrays[self.table.sections[0].name]
+        n = min(size, 4096)
         seen = True
         for byte in (0x5A, 0xA5, 0x00):
             view[:n] = bytes([byte]) * n
@@ -144,121 +176,5 @@ class SlotPool:
             seen = seen and total.item() == byte * n
         return seen
 
-
-class Pools:
-    """All slot pools of one model, their source, their reads and the fence that keeps the invariant.
-
-    Residency belongs to one model instance: two models in one process share nothing.
-    """
-
-    def __init__(self, source: ExpertSource, n_slots: Mapping[int, int], executor: ThreadPoolExecutor) -> None:
-        self.source = source
-        self.stats = Stats()
-        self.layers = {layer: SlotPool(source.tables[layer], n) for layer, n in n_slots.items()}
-        self._executor = executor
-        self._readers: list[mx.array] = []
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all slots, which never change after construction."""
-        return sum(pool.nbytes for pool in self.layers.values())
-
-    @property
-    def direct(self) -> bool:
-        return all(pool.direct for pool in self.layers.values())
-
-    def read_back(self, indices: mx.array) -> NDArray[np.uint32]:
-        """Host synchronisation: the router's choice as numbers, and with it everything that still reads a slot."""
-        mx.eval(indices, *self._readers)
-        self._readers.clear()
-        self.stats.read_backs += 1
-        return np.array(indices, copy=True).astype(np.uint32, copy=False)
-
-    def hold(self, output: mx.array) -> None:
-        """Remember an array whose graph reads slots, so that the next `read_back` evaluates it first."""
-        if output.nbytes > HOLD_BYTES:
-            mx.eval(output)
-        else:
-            self._readers.append(output)
-
-    def load(self, layer: int, experts: Sequence[int]) -> None:
-        """Make distinct experts of one layer resident; returns when all are.
-
-        Must follow a `read_back` with no streamed layer built in between.
-
-        Raises:
-            ReadFailed: the first failure, after every other read of this call has ended.
-        """
-        self.finish(layer, self.begin(layer, experts))
-
-    def begin(self, layer: int, experts: Sequence[int]) -> list[PendingRead]:
-        """Start the reads of those that are missing; pass the result to `finish`, also after an error elsewhere."""
-        if self._readers:
-            raise RuntimeError("a slot would be overwritten while an unevaluated graph may read it")
-        pool = self.layers[layer]
-        residents = len(pool.policy.residents)
-        claims = pool.claim(experts)
-        pool.policy.use(experts)
-        self.stats.misses += len(claims)
-        self.stats.hits += len(experts) - len(claims)
-        self.stats.evictions += residents - len(pool.policy.residents)
-        return [(e, slot, self._executor.submit(self._read, pool, e, slot)) for e, slot in claims]
-
-    def finish(self, layer: int, reads: list[PendingRead]) -> None:
-        """Wait for reads that `begin` started and enter them into the slot table."""
-        if not reads:
-            return
-        start = time.perf_counter()
-        wait([future for _, _, future in reads])
-        self.stats.wait_seconds += time.perf_counter() - start
-        failure: BaseException | None = None
-        pool = self.layers[layer]
-        for expert, slot, future in reads:
-            error = future.exception()
-            pool.settle(expert, slot, ok=error is None)
-            if error is None:
-                read_bytes, staging = future.result()
-                self.stats.reads += 1
-                self.stats.read_bytes += read_bytes
-                if staging is not None:
-                    pool.store_staged(slot, staging)
-            failure = failure or error
-        if failure is not None:
-            raise failure
-
-    def fill(self) -> None:
-        """Load every layer whose pool holds all its experts, so that it never needs a read-back."""
-        runs = []
-        for pool in self.layers.values():
-            count = pool.table.expert_count
-            if pool.n_slots == count and pool.direct:
-                claimed = pool.claim(range(count))
-                step = max(1, FILL_BYTES // pool.table.payload_bytes)
-                for at in range(0, count, step):
-                    run = claimed[at : at + step]
-                    runs.append((pool, run, self._executor.submit(self._read_run, pool, run)))
-        wait([future for _, _, future in runs])
-        for pool, run, future in runs:
-            self.stats.read_bytes += future.result()
-            self.stats.reads += 1
-            for expert, slot in run:
-                pool.settle(expert, slot, ok=True)
-
-    def _read_run(self, pool: SlotPool, run: list[tuple[int, int]]) -> int:
-        return self.source.read(pool.table.layer, run[0][0], [pool.rows(slot) for _, slot in run])
-
-    def submit(self, work: Callable[..., T], *args: Any) -> Future[T]:
-        """Run `work` on an I/O thread; it may touch bytes, no arrays."""
-        return self._executor.submit(work, *args)
-
-    def close(self) -> None:
-        """Stop the I/O threads and close the files."""
-        self._executor.shutdown(wait=True, cancel_futures=True)
-        self.source.close()
-
-    def _read(self, pool: SlotPool, expert: int, slot: int) -> tuple[int, list[bytearray] | None]:
-        """On an I/O thread: fill the slot, or a staging buffer where the device does not see host writes."""
-        if pool.direct:
-            return self.source.read(pool.table.layer, expert, [pool.rows(slot)]), None
-        staging = [bytearray(s.size) for s in pool.table.sections]
-        return self.source.read(pool.table.layer, expert, [[memoryview(b) for b in staging]]), staging
+    def _absent(self) -> LookupError:
+        return LookupError(f"layer {self.table.layer}: an expert is used without being resident")
