@@ -27,7 +27,6 @@ from numpy.typing import NDArray
 from .moe import Streamed
 from .moe import _Projection as Projection
 from .pools import Pools
-from .pools import Pools
 from .reader import IO_THREADS
 from .routes import Ints, Routes, groups
 from .slots import EMPTY, SlotPool
