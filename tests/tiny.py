@@ -113,8 +113,10 @@ def _random_model(config: dict[str, Any], dtype: mx.Dtype, seed: int) -> nn.Modu
     weights = []
     for name, value in tree_flatten(model.parameters()):
         key, own = mx.random.split(key)
-        if value.ndim < 2:
-            new = value if "A_log" in name or "dt_bias" in name else 1 + 0.1 * mx.random.normal(value.shape, key=own)
+        if "A_log" in name:
+            new = mx.log(mx.random.uniform(0.5, 16, value.shape, key=own))
+        elif value.ndim < 2:
+            new = 1 + 0.1 * mx.random.normal(value.shape, key=own)
         else:
             new = mx.random.normal(value.shape, key=own) * (1.5 / value.shape[-1] ** 0.5)
         weights.append((name, new.astype(value.dtype if "A_log" in name else dtype)))

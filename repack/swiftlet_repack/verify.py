@@ -98,7 +98,8 @@ def _check_hashes(container: Container, hashes: Mapping[str, str], progress: OnP
 
 def _compare(container: Container, checkpoint: Checkpoint, progress: OnProgress) -> int:
     """Every tensor of the container against the checkpoint's, in both directions."""
-    bad: list[str] = []
+    alike = dict(container.layers) == dict(checkpoint.tables)
+    bad = [] if alike else ["the experts' tables differ from the source's"]
     dense = {_bare(n): at for n, at in checkpoint.dense.items()}
     total = sum(at.info.nbytes for at in checkpoint.dense.values()) + checkpoint.expert_bytes
     done = _compare_tensors(
@@ -107,9 +108,7 @@ def _compare(container: Container, checkpoint: Checkpoint, progress: OnProgress)
     if (container.path / MTP).is_file():
         mtp = {_bare(n): at for n, at in checkpoint.mtp.items()}
         done += _compare_tensors(container.path / MTP, mtp, checkpoint, bad, lambda n: None)
-    if container.layers != dict(checkpoint.tables):
-        bad.append("the layers' tables differ from the source's")
-    else:
+    if alike:
         done = _compare_experts(ContainerSource(container), CheckpointSource(checkpoint), done, total, bad, progress)
     _refuse(container.path, bad, f"Repack it: `swiftlet-mlx repack --source {checkpoint.folder} --output NEW.qpack`")
     return done
