@@ -113,6 +113,10 @@ class Completions:
         source = str(self.folder / "generation_config.json")
         return sampling_defaults(self.generation_config, thinking=thinking, source=source)
 
+    def thinks(self, ask: Ask = Ask()) -> bool:
+        """Whether replies begin with a thought."""
+        return self.render([{"role": "user", "content": "Hi"}], ask).opens_thinking
+
     def render(self, messages: Sequence[Message], ask: Ask = Ask()) -> Prompt:
         """The prompt that `chat` would read.
 

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Annotated
+import signal
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from . import console, options
-from .generate import figures
+from . import options
 from .running import engine_for
+
+if TYPE_CHECKING:
+    from swiftlet_mlx.completion import Ask, Completions
+    from swiftlet_mlx.session import Session
+
+    from .repl import Repl
 
 EXAMPLE = 'Example: swiftlet-mlx chat demo "What is the capital of Spain?" "And what about France?"'
 
@@ -17,6 +23,10 @@ EXAMPLE = 'Example: swiftlet-mlx chat demo "What is the capital of Spain?" "And 
 def chat(
     model: Annotated[str, typer.Argument(metavar="[MODEL]", help="Container, checkpoint folder or name.")] = "demo",
     turns: Annotated[list[str] | None, typer.Argument(metavar="[TURN]...", help="Answer these and exit.")] = None,
+    session: Annotated[
+        Path | None,
+        typer.Option("--session", metavar="FILE", help="Go on with the conversation in FILE, and keep it there."),
+    ] = None,
     system: options.System = None,
     thinking: options.Thinking = None,
     max_tokens: options.MaxTokens = None,
@@ -31,10 +41,17 @@ def chat(
     quiet: options.Quiet = False,
     trust_remote_code: options.TrustRemoteCode = False,
 ) -> None:
-    """Talk to a model. With TURNs, answer each and exit; without, read lines until end of file."""
+    """Talk to a model. With TURNs, answer each and exit; without, read messages until end of file.
+
+    At a terminal answers are shown as Markdown and /help lists commands. The file of --session is written when the
+    conversation ends.
+    """
+    from rich.console import Console
+
     from swiftlet_mlx.completion import Ask, Completions
-    from swiftlet_mlx.events import TextDelta
-    from swiftlet_mlx.session import Session
+
+    from .lines import Lines, history_file
+    from .repl import Repl
 
     values = options.sampling_values(
         temp=temp, top_p=top_p, top_k=top_k, min_p=min_p, presence_penalty=presence_penalty,
@@ -42,29 +59,63 @@ def chat(
     )  # fmt: skip
     with engine_for(model, cache_gb=cache_gb, trust_remote_code=trust_remote_code, quiet=quiet) as (engine, folder):
         completions = Completions(engine, folder)
-        sampling = completions.defaults(thinking=bool(thinking)).with_values(**values)
-        ask = Ask(sampling=sampling, max_tokens=max_tokens, thinking=thinking)
-        session = Session(completions, system=system, ask=ask)
-        for text in turns or _lines():
-            turn = session.send(text)
-            try:
-                for event in turn:
-                    if isinstance(event, TextDelta):
-                        console.write(event.text)
-            except KeyboardInterrupt:
-                turn.close()
-                console.say("\nstopped; what was said so far is kept")
-                continue
-            console.write("\n")
-            if not quiet and turn.statistics is not None:
-                console.say(figures(engine, turn.statistics))
+        ask = Ask(max_tokens=max_tokens, thinking=thinking)
+        if values:
+            sampling = completions.defaults(thinking=completions.thinks(ask)).with_values(**values)
+            ask = Ask(sampling=sampling, max_tokens=max_tokens, thinking=thinking)
+        repl = Repl(
+            _open(session, completions, ask, system),
+            Console(highlight=False),
+            Lines(None if turns else history_file()),
+            quiet=quiet,
+            memory=_bytes_in_use,
+            autosave=session,
+        )
+        with _ended_by_signals():
+            if turns:
+                _answer_all(repl, turns)
+            else:
+                repl.run()
 
 
-def _lines() -> Iterator[str]:
-    while True:
-        try:
-            line = input("> ").strip()
-        except EOFError:
-            return
-        if line:
-            yield line
+def _open(path: Path | None, completions: Completions, ask: Ask, system: str | None) -> Session:
+    from swiftlet_mlx.session import Session
+
+    if path is None or not path.exists():
+        return Session(completions, system=system, ask=ask)
+    session = Session.load(path, completions, ask=ask)
+    if system is not None:
+        session.system = system
+    return session
+
+
+def _answer_all(repl: Repl, turns: list[str]) -> None:
+    try:
+        for text in turns:
+            if not repl.ask(text):
+                raise KeyboardInterrupt
+    finally:
+        repl.close()
+
+
+def _bytes_in_use() -> int:
+    import mlx.core as mx
+
+    return mx.get_active_memory() + mx.get_cache_memory()
+
+
+class _ended_by_signals:
+    """A closed terminal and a polite kill end the conversation as /exit does, with its file written."""
+
+    NAMES = ("SIGTERM", "SIGHUP")
+
+    def __enter__(self) -> None:
+        self._before = {n: signal.signal(n, _leave) for name in self.NAMES if (n := getattr(signal, name, None))}
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+
+def _leave(number: int, _frame: object) -> None:
+    raise SystemExit(128 + number)

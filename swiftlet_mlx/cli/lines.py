@@ -1,0 +1,124 @@
+"""What a person types: lines, several lines at once, a history. Standard library readline, where there is one.
+
+Knows terminals and nothing of models. A line that ends in a backslash goes on; three double quotes open a block that
+three close. A paste of several lines is one message: GNU readline sees to that itself (bracketed paste); libedit, which
+macOS builds of Python may have, does not, so there lines that come faster than anyone types are taken together.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import sys
+from collections import deque
+from pathlib import Path
+from types import ModuleType
+
+readline: ModuleType | None
+try:
+    import readline
+except ImportError:  # some builds of Python have none: no history, no editing, all else works
+    readline = None
+
+HISTORY_LINES = 1000
+PASTE_SECONDS = 0.03
+BLOCK = '"""'
+
+
+def history_file() -> Path:
+    """Where the lines typed are kept from one conversation to the next."""
+    state = os.environ.get("XDG_STATE_HOME")
+    return (Path(state) if state else Path.home() / ".local" / "state") / "swiftlet-mlx" / "chat_history"
+
+
+class Lines:
+    """Reads messages from the terminal, or lines from a pipe.
+
+    Args:
+        history: the file to keep lines in; None keeps none.
+    """
+
+    def __init__(self, history: Path | None = None) -> None:
+        self.interactive = sys.stdin.isatty()
+        self._edited = self.interactive and sys.stdout.isatty()
+        self._history = history if self._edited and readline is not None else None
+        self._splits_pastes = self._edited and readline is not None and "libedit" in (readline.__doc__ or "")
+        self._waiting: deque[str] = deque()
+        if self._history is not None and readline is not None:
+            readline.set_history_length(HISTORY_LINES)
+            try:
+                readline.read_history_file(self._history)
+            except OSError:
+                pass  # the first conversation, or an unreadable file: begin without
+
+    def read(self, prompt: str = "> ", draft: str = "") -> str:
+        """One message.
+
+        Args:
+            prompt: shown on a terminal.
+            draft: put on the line to be edited.
+
+        Raises:
+            EOFError: there is no more.
+            KeyboardInterrupt: Ctrl-C.
+        """
+        line = self._pasted(self._line(prompt, draft))
+        if line.lstrip().startswith(BLOCK):
+            return self._block(line.lstrip()[len(BLOCK) :])
+        parts = []
+        while line.endswith("\\"):
+            parts.append(line[:-1])
+            line = self._line("… ")
+        return "\n".join([*parts, line])
+
+    def close(self) -> None:
+        """Keep the history."""
+        if self._history is None or readline is None:
+            return
+        try:
+            self._history.parent.mkdir(parents=True, exist_ok=True)
+            os.close(os.open(self._history, os.O_CREAT | os.O_WRONLY, 0o600))
+            readline.write_history_file(self._history)
+        except OSError:
+            pass  # a home that cannot be written to is no reason to complain at the end of a talk
+
+    def _block(self, first: str) -> str:
+        lines = [first] if first else []
+        while not (lines and lines[-1].rstrip().endswith(BLOCK)):
+            lines.append(self._line("… "))
+        lines[-1] = lines[-1].rstrip()[: -len(BLOCK)]
+        return "\n".join(lines).strip("\n")
+
+    def _pasted(self, line: str) -> str:
+        lines = [line]
+        while self._splits_pastes and select.select([sys.stdin], [], [], PASTE_SECONDS)[0]:
+            more = self._line("")
+            if more.startswith("/"):  # a command typed ahead
+                self._waiting.append(more)
+                break
+            lines.append(more)
+        return "\n".join(lines)
+
+    def _line(self, prompt: str, draft: str = "") -> str:
+        if self._waiting:
+            return self._waiting.popleft()
+        if not self._edited:
+            if self.interactive:
+                sys.stderr.write(prompt)
+                sys.stderr.flush()
+            line = sys.stdin.readline()
+            if not line:
+                raise EOFError
+            return _valid(line.rstrip("\n"))
+        if readline is not None:
+            readline.set_startup_hook(lambda: readline.insert_text(draft) if draft else None)
+        try:
+            return _valid(input(prompt))
+        finally:
+            if readline is not None:
+                readline.set_startup_hook(None)
+
+
+def _valid(text: str) -> str:
+    """Bytes that are no UTF-8 arrive as lone surrogates, which no tokenizer takes."""
+    return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")

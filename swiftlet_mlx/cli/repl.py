@@ -1,0 +1,409 @@
+"""The conversation at a terminal: reads messages and commands, shows answers, keeps the session's file.
+
+Knows sessions, not how models are loaded. Ctrl-C during an answer ends the answer; what was shown of it stays in the
+conversation. A second Ctrl-C, at the prompt, leaves with 130.
+"""
+
+from __future__ import annotations
+
+import difflib
+import shlex
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from swiftlet_mlx.errors import ContextFull, MessageError, OptionError, SwiftletError
+from swiftlet_mlx.events import Statistics
+from swiftlet_mlx.sampling import Sampling
+from swiftlet_mlx.session import Session, Turn
+
+from . import console as words
+from .answer import Answer, LiveAnswer, PlainAnswer
+from .lines import Lines
+
+MAX_FILE_BYTES = 1_000_000
+SETTINGS = (
+    "temperature", "top_p", "top_k", "min_p", "seed", "presence_penalty", "frequency_penalty", "repetition_penalty",
+    "max_tokens", "thinking", "thoughts",
+)  # fmt: skip
+WHOLE = ("top_k", "seed", "max_tokens")
+
+
+class Repl:
+    """A conversation with a person.
+
+    Args:
+        session: the conversation.
+        out: where answers go.
+        lines: where messages come from.
+        quiet: no status lines.
+        memory: tells the bytes in use, for the status line.
+        autosave: the file the conversation is kept in when it ends.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        out: Console,
+        lines: Lines,
+        *,
+        quiet: bool = False,
+        memory: Callable[[], int] = lambda: 0,
+        autosave: Path | None = None,
+    ) -> None:
+        self.session = session
+        self._out = out
+        self._lines = lines
+        self._quiet = quiet
+        self._memory = memory
+        self._autosave = autosave
+        self._fold = True
+        self._attached: list[str] = []
+        self._taken_back = ""
+        self._interrupted = False
+        self._last: Statistics | None = None
+        self._turns = 0
+        self._tokens = 0
+        self._commands: dict[str, Callable[[str], bool | None]] = {
+            name.removeprefix("_do_"): getattr(self, name) for name in dir(self) if name.startswith("_do_")
+        }
+
+    # ---- the loop ------------------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Talk until end of file or /exit.
+
+        Raises:
+            KeyboardInterrupt: a second Ctrl-C at the prompt.
+        """
+        try:
+            if self._lines.interactive and not self._quiet:
+                words.say("Type a message; /help lists commands; Ctrl-D leaves.")
+            while self._step():
+                pass
+        finally:
+            self._lines.close()
+            self.close()
+
+    def close(self) -> None:
+        """Keep the conversation, if it has a file."""
+        if self._autosave is not None:
+            self.session.cancel()
+            self.session.save(self._autosave)
+
+    def _step(self) -> bool:
+        try:
+            text = self._lines.read("> ")
+        except EOFError:
+            if self._lines.interactive:
+                words.say("")
+            return False
+        except KeyboardInterrupt:
+            if self._interrupted or not self._lines.interactive:
+                raise
+            self._interrupted = True
+            words.say("\n(Ctrl-C again leaves; /help lists commands)")
+            return True
+        self._interrupted = False
+        if not text.strip() and not self._attached:
+            return True
+        try:
+            return self._obey(text)
+        except SwiftletError as error:
+            words.warn(str(error))
+        except KeyboardInterrupt:  # in a command; one in an answer has been dealt with there
+            self._interrupted = True
+            words.say("\nstopped")
+        return True
+
+    def _obey(self, text: str) -> bool:
+        first, _, rest = text.strip().partition(" ")
+        if text.startswith("/") and "/" not in first[1:]:
+            command = self._commands.get(first[1:])
+            if command is None:
+                near = difflib.get_close_matches(first[1:], self._commands, 1)
+                hint = f" Did you mean /{near[0]}?" if near else " /help lists commands."
+                words.warn(
+                    f"There is no command {first}.{hint} To begin a message with a slash, put a space before it."
+                )
+                return True
+            return command(rest.strip()) is not False
+        self.ask(self._with_files(text))
+        return True
+
+    # ---- answers -------------------------------------------------------------------------------------------------
+
+    def ask(self, text: str) -> bool:
+        """Send a message and show the answer.
+
+        Returns:
+            False if it was interrupted.
+        """
+        return self._answer(lambda: self.session.send(text), text)
+
+    def _answer(self, begin: Callable[[], Turn], text: str) -> bool:
+        try:
+            turn = begin()
+        except ContextFull as error:
+            if not self._may_drop(error):
+                raise
+            return self._answer(begin, text)
+        self._taken_back = ""
+        interrupted = False
+        with self._screen() as screen:
+            try:
+                for event in turn:
+                    screen.show(event)
+            except KeyboardInterrupt:
+                turn.close()
+                interrupted = self._interrupted = True
+        self._report(turn, text)
+        if self._lines.interactive:
+            self.session.prepare()
+        return not interrupted
+
+    def _screen(self) -> Answer:
+        if self._out.is_terminal and not self._out.is_dumb_terminal:
+            return LiveAnswer(self._out, fold=self._fold)
+        return PlainAnswer(self._out)
+
+    def _may_drop(self, error: ContextFull) -> bool:
+        """Offer to make room."""
+        if not self._lines.interactive or sum(m["role"] == "user" for m in self.session.messages) == 0:
+            return False
+        words.warn(str(error))
+        if not self._lines.read("Drop the oldest exchange and go on? [y/N] ").strip().lower().startswith("y"):
+            return False
+        self.session.drop_oldest()
+        return True
+
+    def _report(self, turn: Turn, text: str) -> None:
+        self._turns += 1
+        reason = turn.finish.reason if turn.finish is not None else None
+        kept = bool(turn.text or turn.tool_calls or reason == "stop")
+        if not kept:
+            self._taken_back = text
+            why = "stopped" if reason == "cancelled" else "cut off"
+            words.say(f"{why} before an answer came; the question is taken back (/retry asks it again)")
+        elif reason == "cancelled":
+            words.say("stopped; what was said so far is kept")
+        elif reason == "length":
+            words.say("cut off at the budget of tokens; /set max_tokens N raises it")
+        if turn.statistics is not None:
+            self._last = turn.statistics
+            self._tokens += turn.statistics.generated_tokens
+            if not self._quiet:
+                words.err.print(self._status(turn.statistics), style="dim", markup=False)
+
+    def _status(self, s: Statistics) -> str:
+        parts = [
+            f"{s.generated_tokens} tokens",
+            f"{s.decode_tokens_per_second:.1f} tok/s",
+            f"first after {s.ttft_seconds:.2f} s",
+        ]
+        needed = s.counters.get("hits", 0) + s.counters.get("misses", 0)
+        if needed:
+            parts.append(f"{s.counters['hits'] / needed:.0%} hits")
+        if used := self._memory():
+            parts.append(words.size(used))
+        context = self.session.engine.context_tokens
+        total = s.prompt_tokens + s.generated_tokens
+        parts.append(f"context {total:,}/{context:,}" if context else f"context {total:,}")
+        return " · ".join(parts)
+
+    # ---- commands: the first line of each docstring is its help ---------------------------------------------------
+
+    def _do_help(self, _: str) -> None:
+        """/help: this list"""
+        for command in sorted(self._commands):
+            words.say("  " + (self._commands[command].__doc__ or "").strip().splitlines()[0])
+        words.say('  A line that ends in \\ goes on; """ opens and closes a message of several lines.')
+        words.say("  Ctrl-C stops an answer, a second one leaves; Ctrl-D leaves.")
+
+    def _do_reset(self, _: str) -> None:
+        """/reset: forget the conversation, keep the system prompt"""
+        self.session.reset()
+        self._attached.clear()
+        self._taken_back = ""
+        words.say("forgotten")
+
+    def _do_undo(self, _: str) -> None:
+        """/undo: drop the last exchange"""
+        words.say(f"dropped: {_short(self.session.undo())}")
+
+    def _do_retry(self, _: str) -> None:
+        """/retry: answer the last question again"""
+        if self._taken_back:
+            self.ask(self._taken_back)
+        else:
+            question = self._questions()[-1:]
+            self._answer(self.session.regenerate, question[0][1] if question else "")
+
+    def _do_edit(self, number: str) -> None:
+        """/edit [N]: change question N (the last one), drop what follows, answer it"""
+        questions = self._questions()
+        if not questions:
+            raise MessageError("Nothing has been asked yet.")
+        if number and not (number.isdecimal() and 1 <= int(number) <= len(questions)):
+            raise OptionError(f"/edit takes a number from 1 to {len(questions)}; /history shows them.")
+        place, old = questions[int(number) - 1 if number else -1]
+        try:
+            new = self._lines.read("edit> ", old)
+        except (KeyboardInterrupt, EOFError):
+            words.say("\nunchanged")
+            return
+        if not new.strip():
+            words.say("unchanged")
+            return
+        self.session.edit(place, new)
+        self._answer(self.session.regenerate, new)
+
+    def _do_history(self, _: str) -> None:
+        """/history: the questions so far, numbered for /edit"""
+        for i, (_place, text) in enumerate(self._questions(), 1):
+            words.say(f"  {i}. {_short(text)}")
+
+    def _do_save(self, name: str) -> None:
+        """/save FILE: keep the conversation with its caches"""
+        path = self._path(name, "save")
+        self.session.save(path)
+        words.say(f"saved to {path}, {words.size(path.stat().st_size)}")
+
+    def _do_load(self, name: str) -> None:
+        """/load FILE: go on with a saved conversation"""
+        path = self._path(name, "load")
+        self.session = Session.load(path, self.session.completions, ask=self.session.ask)
+        self._taken_back = ""
+        words.say(
+            f"{len(self._questions())} questions; the last one: {_short((self._questions() or [(0, '-')])[-1][1])}"
+        )
+
+    def _do_system(self, text: str) -> None:
+        """/system [TEXT]: show or set the system prompt; - removes it"""
+        if text:
+            self.session.system = "" if text == "-" else text
+        words.say(f"system prompt: {self.session.system or '(none)'}")
+
+    def _do_set(self, text: str) -> None:
+        """/set [NAME VALUE]: show or change how answers are made; VALUE auto is the default"""
+        name, _, value = text.partition(" ")
+        if name and not value:
+            raise OptionError("/set takes a name and a value, for example: /set temperature 0.7")
+        if name:
+            self._set(name, value.strip())
+        ask = self.session.ask
+        sampling = ask.sampling or self.session.completions.defaults(thinking=self.session.completions.thinks(ask))
+        values = {n: getattr(sampling, n, None) for n in SETTINGS} | {
+            "max_tokens": ask.max_tokens,
+            "thinking": {True: "on", False: "off", None: "auto"}[ask.thinking],
+            "thoughts": "fold" if self._fold else "show",
+        }
+        for key in [name] if name else SETTINGS:
+            words.say(f"  {key} {'auto' if values[key] is None else values[key]}")
+
+    def _do_file(self, text: str) -> None:
+        """/file PATH [QUESTION]: put a text file's contents before the next message"""
+        try:
+            name, *rest = shlex.split(text)
+        except ValueError:
+            raise OptionError("/file takes a path; put it in quotes if it has spaces.") from None
+        path = Path(name).expanduser()
+        try:
+            if path.stat().st_size > MAX_FILE_BYTES:
+                raise OptionError(f"{path} is larger than {words.size(MAX_FILE_BYTES)}.")
+            content = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise OptionError(f"{path} cannot be read as text: {error}") from None
+        n_tokens = len(self.session.completions.template.encode(content))
+        words.say(f"{path.name}: {n_tokens:,} tokens, to be sent with the next message")
+        self._attached.append(f"{path.name}:\n{_fenced(content)}\n\n")
+        if rest:
+            self.ask(self._with_files(" ".join(rest)))
+
+    def _do_stats(self, _: str) -> None:
+        """/stats: figures of this conversation"""
+        engine = self.session.engine
+        kept = engine.call(lambda: engine.store.nbytes).result()
+        words.say(f"  {self._turns} turns, {self._tokens:,} tokens generated")
+        if self._last is not None:
+            s = self._last
+            words.say(f"  last: {self._status(s)}")
+            words.say(
+                f"  its prompt: {s.prompt_tokens:,} tokens, {s.cached_tokens:,} of them known, the rest read at "
+                f"{s.prefill_tokens_per_second:.1f} tok/s"
+            )
+            if s.counters.get("read_bytes"):
+                words.say(f"  it read {words.size(s.counters['read_bytes'])} of experts")
+        words.say(f"  conversations kept: {words.size(kept)} of {words.size(engine.store.budget_bytes)}")
+
+    def _do_exit(self, _: str) -> bool:
+        """/exit: leave (also /quit, Ctrl-D)"""
+        return False
+
+    def _do_quit(self, _: str) -> bool:
+        """/quit: leave"""
+        return False
+
+    # ---- their parts ---------------------------------------------------------------------------------------------
+
+    def _questions(self) -> list[tuple[int, str]]:
+        return [(i, str(m["content"])) for i, m in enumerate(self.session.messages) if m["role"] == "user"]
+
+    def _with_files(self, text: str) -> str:
+        attached, self._attached = "".join(self._attached), []
+        return attached + text
+
+    def _path(self, name: str, command: str) -> Path:
+        if not name:
+            raise OptionError(f"/{command} takes a file name.")
+        return Path(shlex.split(name)[0]).expanduser()
+
+    def _set(self, name: str, value: str) -> None:
+        if name not in SETTINGS:
+            near = difflib.get_close_matches(name, SETTINGS, 1)
+            raise OptionError(f"There is no setting {name!r}." + (f" Did you mean {near[0]}?" if near else ""))
+        ask = self.session.ask
+        if name == "thoughts":
+            self._fold = _choice(name, value, {"fold": True, "show": False})
+        elif name == "thinking":
+            self.session.ask = replace(ask, thinking=_choice(name, value, {"on": True, "off": False, "auto": None}))
+        elif name == "max_tokens":
+            self.session.ask = replace(ask, max_tokens=None if value == "auto" else int(_number(name, value)))
+        else:
+            defaults = self.session.completions.defaults(thinking=self.session.completions.thinks(ask))
+            new = getattr(defaults, name) if value == "auto" else _number(name, value)
+            self.session.ask = replace(ask, sampling=_changed(ask.sampling or defaults, name, new))
+
+
+def _changed(sampling: Sampling, name: str, value: Any) -> Sampling:
+    return replace(sampling, **{name: value})
+
+
+def _number(name: str, value: str) -> float | int:
+    try:
+        return int(value) if name in WHOLE else float(value)
+    except ValueError:
+        kind = "whole number" if name in WHOLE else "number"
+        raise OptionError(f"{name} {value!r} is not a {kind}.") from None
+
+
+def _choice(name: str, value: str, choices: dict[str, Any]) -> Any:
+    if value not in choices:
+        raise OptionError(f"{name} is one of {', '.join(choices)}, not {value!r}.")
+    return choices[value]
+
+
+def _fenced(content: str) -> str:
+    """A code block whose fence is longer than any in the content."""
+    fence = "```"
+    while fence in content:
+        fence += "`"
+    return f"{fence}\n{content.rstrip()}\n{fence}"
+
+
+def _short(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= 60 else line[:59] + "…"
