@@ -45,7 +45,9 @@ class _Group:
     """Experts that are read and computed together."""
 
     experts: list[int]
-    reads: list[tuple[list[tuple[int, int]], Future[_Read]]] = field(default_factory=list)
+    runs: list[list[tuple[int, int]]] = field(default_factory=list)
+    """(expert, slot) of what one request reads."""
+    reads: list[Future[_Read]] = field(default_factory=list)
     results: list[mx.array] = field(default_factory=list)
 
 
@@ -149,11 +151,12 @@ class ExpertPass:
         while queue and len(queue[0]) <= self._pool.n_slots - len(self._protected):
             group = _Group(queue.popleft())
             before = len(self._pool.policy.residents)
-            claims = self._pool.claim(group.experts, self._protected)
+            self._reading.append(group)  # first of all, so that `close` knows it
+            group.runs = self._runs(self._pool.claim(group.experts, self._protected))
+            for run in group.runs:
+                group.reads.append(self._pools.submit(self._read, run))
             self._pools.stats.evictions += before - len(self._pool.policy.residents)
             self._protected.update(group.experts)
-            self._reading.append(group)
-            group.reads = [(run, self._pools.submit(self._read, run)) for run in self._runs(claims)]
 
     def _runs(self, claims: Sequence[tuple[int, int]]) -> list[list[tuple[int, int]]]:
         """Split claims, ascending by expert, into runs of neighbours that one request reads."""
@@ -178,7 +181,7 @@ class ExpertPass:
     def _next_read(self) -> _Group:
         """Wait for the group whose reads were started first and enter it into the slot table."""
         start = time.perf_counter()
-        wait([future for _, future in self._reading[0].reads])
+        wait(self._reading[0].reads)
         self._pools.stats.wait_seconds += time.perf_counter() - start
         group = self._reading.popleft()
         failure = self._settle(group)
@@ -189,9 +192,10 @@ class ExpertPass:
     def _settle(self, group: _Group) -> BaseException | None:
         """Enter what was read into the slot table; give the slots of a failed read back empty."""
         pool, stats, failure = self._pool, self._pools.stats, None
-        for run, future in group.reads:
-            error = future.exception()
-            if error is None:
+        for n, run in enumerate(group.runs):
+            future = group.reads[n] if n < len(group.reads) else None  # broken off before it was asked for
+            error = InterruptedError() if future is None else future.exception()
+            if future is not None and error is None:
                 read_bytes, staged = future.result()
                 stats.reads += 1
                 stats.read_bytes += read_bytes

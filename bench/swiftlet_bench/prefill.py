@@ -29,6 +29,7 @@ from swiftlet_mlx.delta import use_chunked_delta
 from swiftlet_mlx.layer_major import part_of, use_layer_major, use_stock_layers
 from swiftlet_mlx.loader import load_streamed
 from swiftlet_mlx.pools import Pools
+from swiftlet_mlx.slots import EMPTY
 from swiftlet_mlx.prefill import prefill
 
 MLX_LM_STEP = 2048  # tokens a pass in mlx-lm's own prefill
@@ -117,10 +118,10 @@ def one_pass(pools: Pools, share: float = 1.0) -> dict[str, float]:
 def empty(pools: Pools) -> None:
     """Forget every resident, so that the next prompt reads all it needs."""
     for pool in pools.layers.values():
-        for expert in list(pool.policy.residents):
-            pool.policy.remove(expert)
-            pool.settle(expert, int(pool.slots[expert]), ok=False)
-            pool.slots[expert] = 0xFFFFFFFF
+        while pool.policy.residents:
+            expert = pool.policy.evict()
+            pool.settle(expert, pool.slots[expert], ok=False)
+            pool.slots[expert] = EMPTY
 
 
 def drop_page_cache(folder: Path) -> None:
