@@ -29,8 +29,8 @@ from swiftlet_mlx.delta import use_chunked_delta
 from swiftlet_mlx.layer_major import part_of, use_layer_major, use_stock_layers
 from swiftlet_mlx.loader import load_streamed
 from swiftlet_mlx.pools import Pools
-from swiftlet_mlx.slots import EMPTY
 from swiftlet_mlx.prefill import prefill
+from swiftlet_mlx.slots import EMPTY
 
 MLX_LM_STEP = 2048  # tokens a pass in mlx-lm's own prefill
 
