@@ -1,0 +1,3 @@
+from pathlib import Path
+from swiftlet_mlx import model_classes
+Model, ModelArgs = model_classes(Path(__file__).parent)
