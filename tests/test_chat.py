@@ -24,6 +24,7 @@ from tiny import make_checkpoint
 
 from swiftlet_mlx.cli import console as words
 from swiftlet_mlx.cli.answer import Blocks, LiveAnswer, printable
+from swiftlet_mlx.cli.app import app, run
 from swiftlet_mlx.cli.lines import Lines
 from swiftlet_mlx.cli.repl import Repl
 from swiftlet_mlx.completion import Ask, Completions
@@ -140,19 +141,17 @@ def read_metadata(file: Path) -> str:
     return read_header(file).metadata["swiftlet_session"]
 
 
-def test_the_command_itself_in_a_pipe(tmp_path: Path) -> None:
+def test_the_command_itself_in_a_pipe(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A model from disk, streamed; answers on stdout as they are, figures on stderr, no control characters."""
     model = make_checkpoint(tmp_path / "model", "qwen3_next", tokenizer=True)
-    command = [sys.executable, "-m", "swiftlet_mlx", "chat", str(model), "--max-tokens", "12", "--temp", "0"]
-    by_arguments = subprocess.run(
-        [*command, "Hi", "And?"], capture_output=True, text=True, timeout=60, env=environment()
-    )
-    assert by_arguments.returncode == 0, by_arguments.stderr
+    options = ["chat", str(model), "--max-tokens", "12", "--temp", "0"]
     by_lines = subprocess.run(
-        command, input="Hi\n\nAnd?\n", capture_output=True, text=True, timeout=60, env=environment()
-    )
+        [sys.executable, "-m", "swiftlet_mlx", *options],
+        input="Hi\n\nAnd?\n", capture_output=True, text=True, timeout=60, env=environment(),
+    )  # fmt: skip
     assert by_lines.returncode == 0, by_lines.stderr
-    assert by_arguments.stdout == by_lines.stdout != ""
+    assert run(app, [*options, "Hi", "And?"]) == 0
+    assert capsys.readouterr().out == by_lines.stdout != ""
     assert by_lines.stderr.count("tok/s") == 2
     assert "hits" in by_lines.stderr
     assert "\x1b" not in by_lines.stdout + by_lines.stderr
