@@ -38,7 +38,7 @@ HASTY = Patience(
     stall_seconds=2, connect_seconds=1, first_wait=0.005, longest_wait=0.02, give_up_seconds=0.2,
     first_contact_tries=3, wrong_answer_tries=3,
 )  # fmt: skip
-SMALL = Pace(streams=4, span_bytes=20_000, flush_bytes=5_000, flush_seconds=0.05)
+SMALL = Pace(streams=4, span_bytes=20_000, record_bytes=5_000, record_seconds=0.05)
 SHAPES: dict[str, dict[str, Any]] = {
     "one file": {"shards": 1},
     "float32": {"shards": 2, "quantized": False},

@@ -51,9 +51,9 @@ def test_a_journal_remembers_across_opening(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     with Journal.open(path) as journal:
         assert journal.begin({"source": "Org/Model", "commit": "a" * 40}) is False
-        journal.done("x", 0, 10)
-        journal.done("x", 20, 30)
-        journal.done("x", 10, 15)
+        journal.done(("x", 0, 10))
+        journal.done(("x", 20, 30))
+        journal.done(("x", 10, 15))
         journal.mark_verified("y", "f" * 64)
         journal.note("etag", [1, 2])
     with Journal.open(path) as journal:
@@ -88,15 +88,15 @@ def test_a_line_cut_short_is_dropped_and_the_rest_kept(tmp_path: Path, cut: int)
     path = tmp_path / "journal"
     with Journal.open(path) as journal:
         journal.begin({"source": "s"})
-        journal.done("x", 0, 10)
+        journal.done(("x", 0, 10))
         whole = path.stat().st_size
-        journal.done("x", 10, 123_456_789)
+        journal.done(("x", 10, 123_456_789))
     size = path.stat().st_size
     os.truncate(path, max(whole, size - cut))
     with Journal.open(path) as journal:
         assert list(journal.extents["x"]) == [(0, 10)]
         assert path.stat().st_size == whole
-        journal.done("x", 50, 60)
+        journal.done(("x", 50, 60))
     with Journal.open(path) as journal:
         assert list(journal.extents["x"]) == [(0, 10), (50, 60)]
 
@@ -105,7 +105,7 @@ def test_what_follows_a_damaged_line_is_not_believed(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     with Journal.open(path) as journal:
         journal.begin({"source": "s"})
-        journal.done("x", 0, 10)
+        journal.done(("x", 0, 10))
     with path.open("ab") as stream:
         stream.write(b'{"done": ["x", 5\n{"done": ["x", 10, 20]}\n')
     with Journal.open(path) as journal:
@@ -141,7 +141,7 @@ def _record_for_ever(path: Path) -> None:
     with Journal.open(path) as journal:
         journal.begin({"source": "s"})
         for n in range(1_000_000):
-            journal.done("x", n * 10, n * 10 + 10)
+            journal.done(("x", n * 10, n * 10 + 10))
 
 
 def test_a_kill_in_the_middle_of_recording_leaves_a_journal_that_opens(tmp_path: Path) -> None:

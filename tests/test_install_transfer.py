@@ -23,7 +23,7 @@ HASTY = Patience(
     stall_seconds=2, connect_seconds=1, first_wait=0.005, longest_wait=0.02, give_up_seconds=0.2,
     first_contact_tries=3, wrong_answer_tries=3,
 )  # fmt: skip
-SMALL = Pace(streams=4, span_bytes=100_000, flush_bytes=20_000, flush_seconds=0.05)
+SMALL = Pace(streams=4, span_bytes=100_000, record_bytes=20_000, record_seconds=0.05)
 FILES = {
     "a.safetensors": random.Random(1).randbytes(640_000),
     "b.safetensors": random.Random(2).randbytes(250_003),
@@ -123,7 +123,7 @@ def test_no_more_streams_than_asked_for(hub: LoopbackHub, tmp_path: Path, monkey
 
     monkeypatch.setattr(Fetcher, "stream", counted)
     run = Run(hub, tmp_path)
-    run.go(Pace(streams=3, span_bytes=50_000, flush_bytes=20_000))
+    run.go(Pace(streams=3, span_bytes=50_000, record_bytes=20_000))
     run.check()
     assert peak == [3]
 
@@ -229,7 +229,7 @@ def test_bytes_that_rot_on_disk_between_two_runs_are_mended(hub: LoopbackHub, tm
 def test_a_source_that_ignores_ranges_is_not_downloaded_over_and_over(hub: LoopbackHub, tmp_path: Path) -> None:
     hub.faults.append(Fault("no_range"))
     run = Run(hub, tmp_path)
-    run.go(Pace(streams=2, span_bytes=10_000, flush_bytes=10_000))
+    run.go(Pace(streams=2, span_bytes=10_000, record_bytes=10_000))
     run.check()
     assert hub.body_bytes() < 3 * sum(map(len, FILES.values()))
 

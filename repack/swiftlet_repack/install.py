@@ -11,6 +11,7 @@ import hashlib
 import os
 import threading
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
@@ -24,6 +25,7 @@ from swiftlet_mlx.qpack import DENSE, HASHES, LayerTable, open_container, to_jso
 from .fetch import Fetcher, Patience, RemoteFile, Retry
 from .hashing import hash_files
 from .hub import Listing
+from .journal import Journal
 from .places import Places, Route, Segment
 from .plan import Plan, make_plan, small_text
 from .ready import head_files, plan_ready
@@ -146,13 +148,14 @@ class Installation:
         """
         job, report = self._job, on_progress or (lambda progress: None)
         self._new = False
-        with Places(self._staging.folder, job.sizes) as places:
+        with Places(self._staging.folder, job.sizes) as places, ThreadPoolExecutor(1) as pool:
             places.create()
             if is_ready_container(self._listing):
                 open_container(self._staging.folder)  # sizes, layout and config agree before anything large comes
             for file in job.plan.tensor_files if job.plan else ():
                 head = Route(len(file.header), [Segment(0, len(file.header), file.name)])
                 places.write(head, 0, file.header)
+            self._hasher = _Hasher(job, self._staging.folder, self._journal, pool, self.cancel)
             self._transfer = Transfer(
                 job.deliveries,
                 self.fetcher,
@@ -160,15 +163,17 @@ class Installation:
                 self._journal,
                 pace=self.pace,
                 on_progress=report,
-                on_verified=self._drop_spare,
+                on_verified=self._verified,
             )
             try:
                 self._transfer.run()
+                repairs = tuple(self._transfer.repairs)
+                self._check_headers(repairs)
+                hashes = self._hasher.result(report)
             except KeyboardInterrupt:
+                self.cancel.set()
                 raise Cancelled(f"interrupted; {self._kept()}") from None
-        repairs = tuple(self._transfer.repairs)
-        self._check_headers(repairs)
-        self._finish(report)
+        self._finish(hashes)
         return Outcome(self.output, repairs)
 
     # -- what is being installed --------------------------------------------------------------------
@@ -283,33 +288,32 @@ class Installation:
                     "so the rest may lie in wrong places. Repeat the command with --restart"
                 )
 
-    def _finish(self, report: Callable[[Progress], None]) -> None:
+    def _finish(self, hashes: Mapping[str, str]) -> None:
         """Write what is known only now, flush, and rename."""
-        verified = {d.file.name: self._journal.verified[d.file.name] for d in self._job.deliveries}
+        job, folder = self._job, self._staging.folder
         record: dict[str, Any] = {
             "source": self._listing.source,
             "revision": self._listing.commit,
-            "files": verified,
+            "files": {d.file.name: self._journal.verified[d.file.name] for d in job.deliveries},
         }
-        job, folder = self._job, self._staging.folder
-        hashes = {}
-        if HASHES not in job.sizes:
-            moment = Progress(sum(job.sizes.values()), phase="hashing")
-            hashes = hash_files(folder, job.sizes, lambda done: report(replace(moment, done_bytes=done)))
         with in_words(folder):
             if job.plan is not None:
                 write_rest(folder, job.plan, job.small, hashes, self._listing.source)
-            elif hashes:
+            elif HASHES not in job.sizes:
                 (folder / HASHES).write_bytes(to_json({"files": hashes}))
             if ORIGIN not in job.sizes:
                 (folder / ORIGIN).write_bytes(to_json(record))
         self._journal.close()
         self._staging.seal()
 
+    def _verified(self, delivery: Delivery) -> None:
+        self._drop_spare(delivery)
+        self._hasher.verified(delivery)
+
     def _drop_spare(self, delivery: Delivery) -> None:
         """Free what was kept only for a shard's hash; its header stays, the plan is made from it again."""
         path = self._staging.folder / spare(delivery.file.name)
-        if path.exists():
+        if path.exists() and self._job.plan is not None:
             os.truncate(path, self._job.headers[delivery.file.name])
 
     def _kept(self) -> str:
@@ -322,6 +326,63 @@ class Installation:
         if self._transfer is not None:
             self._transfer.count_retry(retry)
         self._on_retry(retry)
+
+
+class _Hasher:
+    """sha256 of each finished file of the container, taken in the background while others are still being
+    fetched."""
+
+    def __init__(
+        self, job: Job, folder: Path, journal: Journal, pool: ThreadPoolExecutor, cancel: threading.Event
+    ) -> None:
+        self._job, self._folder, self._journal = job, folder, journal
+        self._pool, self._cancel = pool, cancel
+        self._digests: dict[str, str] = {}
+        self._running: list[Future[None]] = []
+        self._bytes = 0
+        self._waiting = {name: {d.file.name for d in job.deliveries if name in d.route.targets()} for name in job.sizes}
+
+    def verified(self, delivery: Delivery) -> None:
+        """A source file is in place and right: files of the container that waited only for it can be
+        hashed."""
+        for name, waiting in self._waiting.items():
+            if delivery.file.name in waiting:
+                waiting.discard(delivery.file.name)
+                if not waiting:
+                    self._begin(name)
+
+    def result(self, report: Callable[[Progress], None]) -> dict[str, str]:
+        """All hashes, by name, once they are there."""
+        moment = Progress(sum(self._job.sizes.values()), phase="hashing")
+        for name, waiting in self._waiting.items():
+            if not waiting and name not in self._digests:  # no source file contributes to it: an empty one
+                self._begin(name)
+        for future in self._running:
+            while not wait([future], 0.1).done:
+                report(replace(moment, done_bytes=self._bytes))
+            future.result()
+        return {name: self._digests[name] for name in self._job.sizes}
+
+    def _begin(self, name: str) -> None:
+        known = (
+            self._journal.verified.get(name) if self._job.plan is None else self._journal.notes.get(f"sha256 {name}")
+        )
+        if known is not None:  # a file that was copied as it is has the hash it came with
+            self._digests[name] = known
+        else:
+            self._running.append(self._pool.submit(self._hash, name))
+
+    def _hash(self, name: str) -> None:
+        before = self._bytes
+
+        def count(done: int) -> None:
+            self._bytes = before + done
+            if self._cancel.is_set():
+                raise Cancelled("stopped; repeat the same command to continue")
+
+        with in_words(self._folder / name):
+            self._digests[name] = hash_files(self._folder, [name], count, threads=1)[name]
+        self._journal.note(f"sha256 {name}", self._digests[name])
 
 
 def check_room(outline: Outline) -> None:

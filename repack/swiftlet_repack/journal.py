@@ -1,10 +1,11 @@
 """What an unfinished installation has done, on disk, so that a kill at any moment costs at most what was not
 recorded.
 
-Knows lines of JSON, one lock and `fsync`; not what the names in it mean. Invariants: a line is on disk before
-the call that writes it returns, so a caller that flushes bytes first and records them second never records
-bytes that can be lost; a line cut short by a crash is dropped, never guessed at; two processes cannot hold
-one journal.
+Knows lines of JSON, one lock, `fsync` and the system's boot id; not what the names in it mean. Two kinds of
+record: `done` for bytes that were flushed, which holds after a power cut, and `wrote` for bytes that the
+system has but may not have flushed, which holds only until the machine is started again. Invariants: a `done`
+line is on disk before the call that writes it returns; a line cut short by a crash is dropped, never guessed
+at; two processes cannot hold one journal.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import subprocess
 import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -37,6 +39,8 @@ class Journal:
         self._fd, self.path = fd, path
         self._lock = threading.Lock()
         self._size = 0
+        self._boot = boot_id()
+        self._boot_written = False
         self.identity: dict[str, Any] = {}
         self.extents: dict[str, Extents] = {}
         self.verified: dict[str, str] = {}
@@ -106,12 +110,24 @@ class Journal:
                 )
         return True
 
-    def done(self, name: str, start: int, stop: int) -> None:
-        """Record that bytes `[start, stop)` of source file `name` are in place. Flush them before calling
+    def wrote(self, name: str, start: int, stop: int) -> None:
+        """Record that bytes `[start, stop)` of source file `name` were handed to the system, flushed or
+        not."""
+        with self._lock:
+            if not self._boot_written:
+                self._append({"boot": self._boot}, flush=False)
+                self._boot_written = True
+            self._append({"wrote": [name, start, stop]}, flush=False)
+            self.extents.setdefault(name, Extents()).add(start, stop)
+
+    def done(self, *ranges: tuple[str, int, int]) -> None:
+        """Record that `(name, start, stop)` of source files are in place. Flush those bytes before calling
         this."""
         with self._lock:
-            self._append({"done": [name, start, stop]})
-            self.extents.setdefault(name, Extents()).add(start, stop)
+            for name, start, stop in ranges:
+                self._append({"done": [name, start, stop]}, flush=False)
+                self.extents.setdefault(name, Extents()).add(start, stop)
+            os.fsync(self._fd)
 
     def mark_verified(self, name: str, digest: str) -> None:
         """Record that all bytes in place for `name` were read back and have this hash."""
@@ -140,13 +156,14 @@ class Journal:
         with self._lock:
             return list(self.extents.get(name, Extents()).missing(0, size))
 
-    def _append(self, entry: dict[str, Any]) -> None:
+    def _append(self, entry: dict[str, Any], *, flush: bool = True) -> None:
         line = json.dumps(entry, separators=(",", ":")).encode() + b"\n"
         view, at = memoryview(line), self._size
         while view:
             written = os.pwrite(self._fd, view, at)
             view, at = view[written:], at + written
-        os.fsync(self._fd)
+        if flush:
+            os.fsync(self._fd)
         self._size = at
 
     def _load(self) -> None:
@@ -154,16 +171,19 @@ class Journal:
         if size > MAX_JOURNAL_BYTES:
             raise NotResumable(f"{self.path}: {size} bytes are too many for a journal; pass --restart to begin anew")
         text = os.pread(self._fd, size, 0)
+        boot = None
         for line in _whole_lines(text):
             try:
-                self._replay(json.loads(line))
-            except (ValueError, TypeError, KeyError):
+                entry = json.loads(line)
+                boot = entry.get("boot", boot)
+                self._replay(entry, trusted=boot is not None and boot == self._boot)
+            except (ValueError, TypeError, KeyError, AttributeError):
                 break
             self._size += len(line)
         if self._size != size:
             os.ftruncate(self._fd, self._size)
 
-    def _replay(self, entry: dict[str, Any]) -> None:
+    def _replay(self, entry: dict[str, Any], *, trusted: bool) -> None:
         if "identity" in entry:
             if entry["format"] != FORMAT:
                 raise NotResumable(
@@ -171,17 +191,35 @@ class Journal:
                     f"{FORMAT}); finish with that version or pass --restart to begin anew"
                 )
             self.identity = dict(entry["identity"])
-        elif "done" in entry:
-            name, start, stop = entry["done"]
-            self.extents.setdefault(str(name), Extents()).add(start, stop)
+        elif "done" in entry or "wrote" in entry:
+            name, start, stop = entry.get("done") or entry["wrote"]
+            if not 0 <= start <= stop:
+                raise ValueError("not an interval")
+            if "done" in entry or trusted:
+                self.extents.setdefault(str(name), Extents()).add(start, stop)
         elif "verified" in entry:
             name, digest = entry["verified"]
             self.verified[str(name)] = str(digest)
         elif "note" in entry:
             key, value = entry["note"]
             self.notes[str(key)] = value
-        else:
+        elif "boot" not in entry:
             raise ValueError("unknown entry")
+
+
+def boot_id() -> str | None:
+    """A name for the time since this machine was started; None where the system has none."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        pass
+    try:  # macOS
+        told = subprocess.run(
+            ["/usr/sbin/sysctl", "-n", "kern.bootsessionuuid"], capture_output=True, text=True, timeout=5, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return told.stdout.strip() or None
 
 
 def sync_folder(folder: Path) -> None:

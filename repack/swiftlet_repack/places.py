@@ -8,6 +8,7 @@ through it gives the same bytes in the same order, wherever in between they lie.
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import threading
 from bisect import bisect_right
@@ -171,7 +172,7 @@ class Places:
         """
         for target in targets:
             try:
-                os.fsync(self._fd(target))
+                sync_file(self._fd(target))
             except OSError as error:
                 raise self.refusal(error, target) from None
 
@@ -197,6 +198,13 @@ class Places:
                 if size is not None and os.fstat(fd).st_size != size:
                     os.ftruncate(fd, size)  # sparse: only written bytes take space, and padding reads as zeros
             return self._fds[target]
+
+
+def sync_file(fd: int) -> None:
+    """Make a file's bytes survive a power cut."""
+    os.fsync(fd)
+    if hasattr(fcntl, "F_FULLFSYNC"):  # macOS: fsync alone leaves them in the drive's cache
+        fcntl.fcntl(fd, fcntl.F_FULLFSYNC)
 
 
 def _pwrite_all(fd: int, view: memoryview, offset: int) -> None:

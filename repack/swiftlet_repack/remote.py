@@ -150,7 +150,7 @@ def _header(file: RemoteFile, fetcher: Fetcher, places: Places, journal: Journal
     whole = lead[:PREFIX_BYTES] + text
     places.write(Route(len(whole), [Segment(0, len(whole), spare(file.name))]), 0, whole)
     places.sync([spare(file.name)])
-    journal.done(file.name, 0, len(whole))
+    journal.done((file.name, 0, len(whole)))
     return header
 
 

@@ -8,7 +8,6 @@ system.
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import shutil
 from collections.abc import Iterator
@@ -20,7 +19,7 @@ from swiftlet_mlx.library import PARTIAL
 from swiftlet_mlx.qpack import is_container, open_container
 
 from .journal import Journal, sync_folder
-from .places import STATE
+from .places import STATE, sync_file
 
 MARGIN_BYTES = 64 << 20  # left free for the file system's own needs and for the small files
 
@@ -125,8 +124,6 @@ def in_words(path: Path) -> Iterator[None]:
 def _sync_file(path: Path) -> None:
     fd = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(fd)
-        if hasattr(fcntl, "F_FULLFSYNC"):  # macOS: fsync alone leaves the bytes in the drive's cache
-            fcntl.fcntl(fd, fcntl.F_FULLFSYNC)
+        sync_file(fd)
     finally:
         os.close(fd)

@@ -4,8 +4,9 @@ there.
 Knows deliveries (a remote file and where its bytes go), streams and hashes; not hubs, tensors or terminals.
 What is hashed is what is read back from the places, in source order, so a hash that fits vouches for the
 network, for the scattering and for the disk. Invariant: a range is recorded in the journal only after its
-bytes were flushed, and a file is recorded as verified only after all of it, as it lies on disk, had the hash
-that the source announced.
+bytes were written, and as done only after they were flushed, by a thread of its own so that no stream waits
+for the disk. A file is recorded as verified only after all of it, as it lies on disk, had the hash that the
+source announced.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ from .fetch import Fetcher, RemoteFile, Retry
 from .journal import Journal
 from .places import Places, Route
 
+SYNC_BYTES = 64 << 20  # how much may wait to be flushed: what a power cut can cost
+SYNC_SECONDS = 5.0
 JOIN_SECONDS = 5.0  # a stream that waits for the network when everything stops is left to end by itself
 REPAIR_BYTES = 16 << 20  # how much is compared before the file is hashed again in the hope that this was all
 
@@ -45,16 +48,16 @@ class Pace:
     """How the work is cut up.
 
     `span_bytes` is one request: large enough that waiting for the first byte is small beside it.
-    `flush_bytes` and `flush_seconds`, whichever comes first, is what a kill can cost each stream.
+    `record_bytes` and `record_seconds`, whichever comes first, is what a kill can cost each stream.
     """
 
     streams: int = 4
     span_bytes: int = 64 << 20
-    flush_bytes: int = 16 << 20
-    flush_seconds: float = 3.0
+    record_bytes: int = 4 << 20
+    record_seconds: float = 1.0
 
     def __post_init__(self) -> None:
-        if min(self.streams, self.span_bytes, self.flush_bytes) < 1:
+        if min(self.streams, self.span_bytes, self.record_bytes) < 1:
             raise ValueError(f"impossible pace {self}")
 
 
@@ -92,7 +95,7 @@ class Transfer:
         places, journal: opened by the caller, who closes them after `run` has returned.
         pace: streams and sizes.
         on_progress: called about ten times a second from the thread that calls `run`.
-        on_verified: called for each file after it was recorded as verified, from another thread.
+        on_verified: called for each file that is verified, now or by an earlier run, from another thread.
     """
 
     def __init__(
@@ -114,6 +117,8 @@ class Transfer:
         self._on_verified = on_verified or (lambda delivery: None)
         self._changed = threading.Condition()
         self._spans: deque[tuple[Delivery, int, int]] = deque()
+        self._unflushed: list[tuple[Delivery, int, int]] = []
+        self._ended = threading.Event()
         self._error: BaseException | None = None
         self._working = 0
         total = sum(d.file.size for d in self.deliveries)
@@ -133,6 +138,8 @@ class Transfer:
         self._progress = replace(self._progress, done_bytes=self._progress.total_bytes - left)
         jobs = [self._fetch_spans] * min(self.pace.streams, len(self._spans)) + [self._verify]
         self._working = len(jobs)
+        flusher = threading.Thread(target=self._flush_often, daemon=True)
+        flusher.start()
         threads = [threading.Thread(target=self._guard, args=(job,), daemon=True) for job in jobs]
         for thread in threads:
             thread.start()
@@ -149,6 +156,8 @@ class Transfer:
             deadline = time.monotonic() + JOIN_SECONDS
             for thread in threads:
                 thread.join(max(0.0, deadline - time.monotonic()))
+            self._ended.set()
+            flusher.join()
         if self._error is not None:
             raise self._error
         self._on_progress(self._progress)
@@ -201,10 +210,31 @@ class Transfer:
                 stream.flush()
 
     def _record(self, delivery: Delivery, start: int, stop: int) -> None:
-        self.places.sync({piece.target for piece in delivery.route.pieces(start, stop)})
-        self.journal.done(delivery.file.name, start, stop)
+        self.journal.wrote(delivery.file.name, start, stop)
         with self._changed:
+            self._unflushed.append((delivery, start, stop))
             self._changed.notify_all()
+
+    def _flush_often(self) -> None:
+        """Flush what was written since the last time, then record it as done; once more at the end."""
+        last = False
+        while not last:
+            begin = time.monotonic()
+            while not (last := self._ended.wait(0.05)) and time.monotonic() - begin < SYNC_SECONDS:
+                with self._changed:
+                    if sum(stop - start for _, start, stop in self._unflushed) >= SYNC_BYTES:
+                        break
+            with self._changed:
+                batch, self._unflushed = self._unflushed, []
+            try:
+                targets = {p.target for d, start, stop in batch for p in d.route.pieces(start, stop)}
+                self.places.sync(targets)
+                self.journal.done(*((d.file.name, start, stop) for d, start, stop in batch))
+            except BaseException as error:
+                with self._changed:
+                    self._error = self._error or error
+                self.fetcher.cancel.set()
+                return
 
     def _update(self, **fields: Any) -> None:
         with self._changed:
@@ -221,11 +251,13 @@ class Transfer:
 
     def _verify(self) -> None:
         for delivery in self.deliveries:
-            if delivery.file.name not in self.journal.verified:
-                self._verify_file(delivery)
+            if delivery.file.name not in self.journal.verified and not self._verify_file(delivery):
+                return
+            self._on_verified(delivery)
             self._update(verified_files=self._progress.verified_files + 1)
 
-    def _verify_file(self, delivery: Delivery) -> None:
+    def _verify_file(self, delivery: Delivery) -> bool:
+        """Hash a file as its bytes come in; False if everything stops before the last."""
         file = delivery.file
         hashes, at = _Hashes(file), 0
         while at < file.size:
@@ -233,7 +265,7 @@ class Transfer:
             if stop == at:
                 with self._changed:
                     if self.fetcher.cancel.is_set():
-                        return
+                        return False
                     self._changed.wait(0.1)
                 continue
             for block in self.places.read(delivery.route, at, stop):
@@ -241,11 +273,13 @@ class Transfer:
                 at += len(block)
                 self._hashed(len(block))
                 if self.fetcher.cancel.is_set():
-                    return
+                    return False
         if not hashes.fit():
             hashes = self._mend(delivery)
+        self.places.sync(delivery.route.targets())
+        self.journal.done((file.name, 0, file.size))
         self.journal.mark_verified(file.name, hashes.sha256.hexdigest())
-        self._on_verified(delivery)
+        return True
 
     def _mend(self, delivery: Delivery) -> _Hashes:
         """Fetch a file again piece by piece, compare with what is on disk, rewrite what differs, until the
@@ -304,20 +338,20 @@ class _Stream:
     def __init__(self, transfer: Transfer, delivery: Delivery, start: int) -> None:
         self._transfer, self._delivery = transfer, delivery
         self._start = self._at = start
-        self._due = time.monotonic() + transfer.pace.flush_seconds
+        self._due = time.monotonic() + transfer.pace.record_seconds
 
     def sink(self, at: int, block: bytes) -> None:
         self._transfer.places.write(self._delivery.route, at, block)
         self._at = at + len(block)
         self._transfer._arrived(len(block))
-        if self._at - self._start >= self._transfer.pace.flush_bytes or time.monotonic() >= self._due:
+        if self._at - self._start >= self._transfer.pace.record_bytes or time.monotonic() >= self._due:
             self.flush()
 
     def flush(self) -> None:
         if self._at > self._start:
             self._transfer._record(self._delivery, self._start, self._at)
             self._start = self._at
-        self._due = time.monotonic() + self._transfer.pace.flush_seconds
+        self._due = time.monotonic() + self._transfer.pace.record_seconds
 
 
 class _Hashes:
