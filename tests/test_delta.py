@@ -15,9 +15,7 @@ from swiftlet_mlx import delta
 Inputs = tuple[mx.array, mx.array, mx.array, mx.array, mx.array]
 
 
-def make(
-    t: int, *, b: int = 1, hk: int = 2, hv: int = 4, dk: int = 32, dv: int = 16, seed: int = 0
-) -> Inputs:
+def make(t: int, *, b: int = 1, hk: int = 2, hv: int = 4, dk: int = 32, dv: int = 16, seed: int = 0) -> Inputs:
     key = mx.random.split(mx.random.key(seed), 5)
     q, k = normalize_qk(
         mx.random.normal((b, t, hk, dk), key=key[0]),
@@ -107,9 +105,7 @@ DECAYS = {
     "zero everywhere": lambda g: mx.zeros_like(g),
     "zero at one token": lambda g: mx.where(mx.arange(g.shape[1])[:, None] == 70, 0, g),
     "denormal": lambda g: mx.full(g.shape, 1e-42),
-    "strong then weak": lambda g: mx.where(
-        mx.arange(g.shape[1])[:, None] % 7 == 0, 1e-38, 0.999 * mx.ones_like(g)
-    ),
+    "strong then weak": lambda g: mx.where(mx.arange(g.shape[1])[:, None] % 7 == 0, 1e-38, 0.999 * mx.ones_like(g)),
     "none": lambda g: mx.ones_like(g),
     "exp(-100) a token": lambda g: mx.full(g.shape, 3.7e-44),
 }
@@ -221,9 +217,7 @@ def tiny(kind: str) -> Any:
 
 
 @pytest.mark.parametrize("kind", ["qwen3_next", "qwen3_5_moe"])
-def test_only_the_given_model_runs_in_chunks_and_it_can_be_undone(
-    kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_the_given_model_runs_in_chunks_and_it_can_be_undone(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model, other = tiny(kind), tiny(kind)
     ids = (mx.arange(100) * 7 % 96)[None]
     before = np.array(model(ids))

@@ -371,9 +371,7 @@ def test_every_layer_of_the_three_architectures_takes_part(folders: dict[str, Pa
         model.pools.close()
 
 
-def test_experts_copied_out_of_their_slots_give_the_same_bits(
-    streamed: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_experts_copied_out_of_their_slots_give_the_same_bits(streamed: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     begin = expert_pass.ExpertPass.__init__
 
     def copying(self: Any, module: Any) -> None:
