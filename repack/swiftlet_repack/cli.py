@@ -74,10 +74,20 @@ def repack(
 def verify(
     container: Annotated[str, typer.Argument(metavar="CONTAINER", help="A .qpack container, or an installed model.")],
     source: Source = None,
+    from_hf: FromHf = None,
+    from_url: FromUrl = None,
+    revision: Revision = None,
     quiet: Quiet = False,
 ) -> None:
     """Check every byte of a container: against its own hashes, and against its source if one is named."""
     from swiftlet_mlx.locate import find_model
+
+    if from_hf is not None or from_url is not None:
+        from .cli_install import check_source, source_of
+
+        _one_of(source, from_hf, from_url)
+        check_source(find_model(container), source_of(from_hf, from_url, revision), quiet=quiet)
+        return
 
     from .verify import verify as check
 

@@ -29,7 +29,8 @@ from swiftlet_mlx.errors import OptionError, SwiftletError
 from swiftlet_mlx.library import models_folder
 
 from . import transfer
-from .fetch import Retry
+from .check import check_against
+from .fetch import Fetcher, Retry
 from .install import Installation, Outcome, Outline, check_room
 from .sources import Hub, Mirror, Source, folder_name
 from .transfer import Pace
@@ -92,6 +93,22 @@ def install(
         raise
     _say_done(outcome)
     return outcome.output
+
+
+def check_source(container: Path, source: Source, *, quiet: bool = False) -> None:
+    """Verify a container against the hashes that a source announces, and say what was found.
+
+    Raises:
+        SwiftletError: naming what does not fit.
+    """
+    with console.progress(quiet) as progress:
+        found = check_against(container, source, Fetcher(source, on_retry=_say_retry(quiet)), progress)
+    if not quiet:
+        at = f" at commit {found.commit[:12]}" if found.commit else ""
+        console.say(
+            f"{found.files} files of {found.source}{at}, {console.size(found.nbytes)}: every hash fits "
+            f"({console.size(found.fetched_bytes)} fetched for it)"
+        )
 
 
 def describe(outline: Outline) -> Iterator[str]:

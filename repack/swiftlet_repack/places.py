@@ -99,10 +99,12 @@ class Places:
     Args:
         root: folder that holds them; it must exist.
         sizes: final size in bytes by relative path. A file not named here grows as it is written.
+        read_only: files are opened for reading only, and none is created.
     """
 
-    def __init__(self, root: Path, sizes: Mapping[str, int] | None = None) -> None:
+    def __init__(self, root: Path, sizes: Mapping[str, int] | None = None, *, read_only: bool = False) -> None:
         self.root, self.sizes = root, dict(sizes or {})
+        self._flags = os.O_RDONLY if read_only else os.O_RDWR | os.O_CREAT
         self._fds: dict[str, int] = {}
         self._lock = threading.Lock()
         self._closed = False
@@ -191,8 +193,9 @@ class Places:
                 raise RepackError(f"{self.root}: already closed")
             if target not in self._fds:
                 path = self.path(target)
-                path.parent.mkdir(parents=True, exist_ok=True)
-                fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+                if self._flags & os.O_CREAT:
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                fd = os.open(path, self._flags | os.O_CLOEXEC, 0o644)
                 self._fds[target] = fd
                 size = self.sizes.get(target)
                 if size is not None and os.fstat(fd).st_size != size:

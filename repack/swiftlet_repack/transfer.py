@@ -259,7 +259,7 @@ class Transfer:
     def _verify_file(self, delivery: Delivery) -> bool:
         """Hash a file as its bytes come in; False if everything stops before the last."""
         file = delivery.file
-        hashes, at = _Hashes(file), 0
+        hashes, at = FileHashes(file), 0
         while at < file.size:
             stop = self.journal.covered_to(file.name, at)
             if stop == at:
@@ -281,7 +281,7 @@ class Transfer:
         self.journal.mark_verified(file.name, hashes.sha256.hexdigest())
         return True
 
-    def _mend(self, delivery: Delivery) -> _Hashes:
+    def _mend(self, delivery: Delivery) -> FileHashes:
         """Fetch a file again piece by piece, compare with what is on disk, rewrite what differs, until the
         hash fits.
 
@@ -289,7 +289,7 @@ class Transfer:
         nothing is written except the bytes that differ, and nothing after the last wrong piece is fetched.
         """
         file, found = delivery.file, len(self.repairs)
-        right = _Hashes(file)
+        right = FileHashes(file)
         for start in range(0, file.size, REPAIR_BYTES):
             stop = min(start + REPAIR_BYTES, file.size)
             again = bytearray()
@@ -354,16 +354,17 @@ class _Stream:
         self._due = time.monotonic() + self._transfer.pace.record_seconds
 
 
-class _Hashes:
-    """The hashes of one file: sha256 always, git's object id where that is what the source announces."""
+class FileHashes:
+    """The running hashes of one file: sha256 always, git's object id where that is what the source
+    announces."""
 
     def __init__(self, file: RemoteFile) -> None:
         self._file = file
         self.sha256 = hashlib.sha256()
         self._git = hashlib.sha1(b"blob %d\0" % file.size, usedforsecurity=False) if file.git_oid else None
 
-    def copy(self) -> _Hashes:
-        twin = _Hashes(self._file)
+    def copy(self) -> FileHashes:
+        twin = FileHashes(self._file)
         twin.sha256, twin._git = self.sha256.copy(), self._git and self._git.copy()
         return twin
 
@@ -371,6 +372,10 @@ class _Hashes:
         self.sha256.update(block)
         if self._git is not None:
             self._git.update(block)
+
+    def sink(self, at: int, block: bytes) -> None:
+        """`update`, in the shape of a fetcher's sink."""
+        self.update(block)
 
     def fit(self) -> bool:
         if self._file.sha256 is not None and self.sha256.hexdigest() != self._file.sha256:
