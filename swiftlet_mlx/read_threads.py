@@ -33,20 +33,20 @@ class ReadThreads:
         self._idle: deque[_Task] = deque()
         self._idling = threading.Lock()  # held while a turn of idle work is in the queue or running
         self._started = False
-        self._closed = False
+        self.closed = False
         self._threads: list[threading.Thread] = []
         self._end = weakref.finalize(self, _end, self._tasks, count)
 
     def post(self, work: Callable[..., Any], *args: Any) -> None:
         """Run `work` soon. It must not raise: nobody would hear it."""
+        if self.closed:
+            raise RuntimeError("the read threads are closed")
         if not self._started:
             self._start()
         self._tasks.put((work, args))
 
     def submit(self, work: Callable[..., T], *args: Any) -> Future[T]:
         """Run `work` soon; the future holds what it returns or raises."""
-        if self._closed:
-            raise RuntimeError("the read threads are closed")
         future: Future[T] = Future()
         self.post(_into, future, work, args)
         return future
@@ -71,7 +71,7 @@ class ReadThreads:
 
     def close(self) -> None:
         """Finish what was posted, drop idle work, end the threads. Callable twice."""
-        self._closed = True
+        self.closed = True
         self.drop_idle()
         self._end()
         for thread in self._threads:

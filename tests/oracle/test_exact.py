@@ -88,8 +88,15 @@ def test_streamed_logits_equal_resident_logits(folders: Any, kind: str, bits: An
         assert same(logits_fed(streamed, tokens, pieces), logits_fed(stock, tokens, pieces)), pieces
 
 
-@pytest.mark.parametrize("pool", ["one slot a layer", "everything"])
-@pytest.mark.parametrize(("kind", "bits"), [("qwen3_next", 4), ("qwen3_5_moe", "mixed")], ids=lambda v: str(v))
+LONG = [("qwen3_next", 4, "one slot a layer"), ("qwen3_5_moe", "mixed", "everything")]
+REST = [(*case, pool) for case in CASES for pool in ("one slot a layer", "everything") if (*case, pool) not in LONG]
+
+
+@pytest.mark.parametrize(
+    ("kind", "bits", "pool"),
+    [*LONG, *(pytest.param(*case, marks=pytest.mark.slow) for case in REST)],  # a minute for all of them
+    ids=str,
+)
 def test_400_greedy_tokens_equal_those_of_stock_mlx_lm(folders: Any, kind: str, bits: Any, pool: str) -> None:
     folder = folders(kind, bits)
     stock, _ = load_model(folder)
