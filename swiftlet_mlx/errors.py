@@ -194,6 +194,10 @@ class ContextFull(SwiftletError):
         self.context_tokens = context_tokens
 
 
+class MemoryFull(ContextFull):
+    """The prompt's key-value cache and hidden states do not fit into memory. `context_tokens` is what does."""
+
+
 class EngineClosed(SwiftletError):
     """The engine has been closed and takes no more work."""
 

@@ -24,6 +24,7 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
+from .device import backend
 from .moe import Streamed
 from .moe import _Projection as Projection
 from .pools import Pools
@@ -81,7 +82,7 @@ class ExpertPass:
         self._protected: set[int] = set()
         # On CUDA slots are memory of the host, which a matrix product would fetch again for every row it computes
         # (H200: 16.8 s instead of 0.7 s for 7 layers and 4,096 tokens). On Metal host and device share it.
-        self._copy_first = mx.default_device() == mx.Device(mx.gpu) and not mx.metal.is_available()
+        self._copy_first = backend() == "cuda"
 
     @property
     def n_experts(self) -> int:

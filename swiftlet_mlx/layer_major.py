@@ -21,7 +21,7 @@ import functools
 import inspect
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol, cast
 
 import mlx.core as mx
@@ -30,13 +30,16 @@ import numpy as np
 from mlx_lm.models.cache import ArraysCache, KVCache, QuantizedKVCache
 from numpy.typing import NDArray
 
+from .device import backend
 from .expert_pass import ExpertPass
 from .moe import Streamed
 from .promise import Promise
 from .results import Pairs, Results, Sums
 from .routes import Ints, Routes
 
-CHUNK_TOKENS = 1024  # of attention and DeltaNet in one go
+# Tokens of attention and DeltaNet in one go. On the CPU mlx-lm's DeltaNet loop keeps the state of every token until the
+# graph has run: 2 MB a token in a 35B model.
+CHUNK_TOKENS, CHUNK_TOKENS_CPU = 1024, 256
 PAIR_BYTES = 128 << 20  # results kept one by one up to here: 4,096 tokens of 8 choices, hidden size 2,048, bfloat16
 
 
@@ -93,7 +96,7 @@ class LayerMajor:
         listener: set while a prompt runs.
     """
 
-    chunk_tokens: int = CHUNK_TOKENS
+    chunk_tokens: int = field(default_factory=lambda: CHUNK_TOKENS_CPU if backend() == "cpu" else CHUNK_TOKENS)
     pair_bytes: int = PAIR_BYTES
     listener: Listener | None = None
 
@@ -162,6 +165,12 @@ def use_stock_layers(model: nn.Module) -> int:
     return len(layers)
 
 
+def layer_norm(layer: Any) -> mx.array | None:
+    """The weight of a norm of a decoder layer, as wide as the layer's input; None if it has no such child."""
+    weights = [w for child in layer.children().values() if isinstance(w := dict(child).get("weight"), mx.array)]
+    return next((w for w in weights if w.ndim == 1), None)
+
+
 def part_of(layer: Any) -> LayerPart | None:
     """What `use_layer_major` has given a layer, or None."""
     return cast("LayerPart", layer._layer_major) if "_stock_layer_class" in vars(type(layer)) else None
@@ -183,14 +192,13 @@ def _works(layer: nn.Module, part: LayerPart, cache: Any) -> bool:
     """Run the layer on two lazy tokens, evaluating nothing, and see whether a promise comes out at its end."""
     if part.begin is None:
         return True
-    weights = [w for child in layer.children().values() if isinstance(w := dict(child).get("weight"), mx.array)]
-    width = next((w.size for w in weights if w.ndim == 1), None)  # a norm of the layer is as wide as its input
-    if width is None:
+    norm = layer_norm(layer)
+    if norm is None:
         return False
     try:
         with _promised(part) as calls:
             mask = None if isinstance(cache, ArraysCache) else "causal"
-            out = layer(mx.zeros((1, 2, width)), mask=mask, cache=cache)
+            out = layer(mx.zeros((1, 2, norm.size)), mask=mask, cache=cache)
     except Exception:  # whatever an unforeseen layer raises over a promise, the answer is no
         return False
     return len(calls) == 1 and isinstance(out, Promise)

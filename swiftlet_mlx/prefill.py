@@ -8,7 +8,8 @@ knows nothing of experts. Invariant: after an exception every cache that can be 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,8 +17,14 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.models.cache import ArraysCache, KVCache, QuantizedKVCache
 
-from .errors import ContextFull
-from .layer_major import part_of
+from .device import backend
+from .errors import ContextFull, MemoryFull
+from .layer_major import layer_norm, part_of
+from .memory import available_bytes
+from .units import size
+
+STEP_TOKENS = 2048  # a pass of a model whose layers are not all layer-major, as in mlx-lm
+CUDA_CACHE_BYTES = 4 << 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +54,8 @@ def prefill(
     prefill does.
 
     Args:
-        model: what `swiftlet_mlx.load` has returned. Any other model is fed in one call, without progress.
+        model: what `swiftlet_mlx.load` has returned. A model with layers that are not layer-major is fed in mlx-lm's
+            steps, and its experts are read once a step.
         tokens: `[n]` token ids.
         cache: from `make_prompt_cache`, empty or holding the tokens before these.
         progress: called with (tokens done, tokens) after every chunk of tokens and every group of experts. It may
@@ -55,13 +63,16 @@ def prefill(
         watch: the same, with times and layers.
 
     Raises:
-        ContextFull: the prompt is longer than the model's context. Nothing has been read.
+        ContextFull: the prompt is longer than the model's context, or (MemoryFull) than memory allows. Nothing has
+            been read.
         ReadFailed: an expert could not be read.
     """
     ids = tokens if isinstance(tokens, mx.array) else mx.array(list(tokens))
-    if ids.size == 0:
+    n = ids.size
+    if n == 0:
         return
-    check_context(model, ids.size, cache)
+    check_context(model, n, cache)
+    check_memory(model, n)
 
     def tell(p: PrefillProgress) -> None:
         if progress is not None:
@@ -70,12 +81,19 @@ def prefill(
             watch(p)
 
     parts = [part for layer in model.layers if (part := part_of(layer)) is not None]
+    whole = len(parts) == len(model.layers)
+    step = n if whole else STEP_TOKENS
     before = [_mark(c) for c in cache]
     try:
-        if parts and ids.size > 1:
-            parts[0].shared.listener = _Run(ids.size, len(parts), tell)
-        model(ids[None], cache=cache)  # what it returns is lazy and never evaluated
-        mx.eval([c.state for c in cache])
+        with _room_for_temporaries():
+            for at in range(0, n, step):
+                run = _Run(n, at, min(step, n - at), len(parts), tell)
+                if whole and n > 1:
+                    parts[0].shared.listener = run
+                model(ids[None, at : at + step], cache=cache)  # what it returns is lazy and never evaluated
+                mx.eval([c.state for c in cache])
+                if not whole:
+                    run.end()
     except BaseException:
         for c, mark in zip(cache, before, strict=True):
             _put_back(c, mark)
@@ -83,6 +101,18 @@ def prefill(
     finally:
         if parts:
             parts[0].shared.listener = None
+
+
+@contextmanager
+def _room_for_temporaries() -> Iterator[None]:
+    """On CUDA let MLX keep what is freed meanwhile: giving it back to the driver after each group and asking for it
+    again took a fifth of the time (H200, 4,096 tokens). Elsewhere the limit of the process stands."""
+    before = mx.set_cache_limit(CUDA_CACHE_BYTES) if backend() == "cuda" else None
+    try:
+        yield
+    finally:
+        if before is not None:
+            mx.set_cache_limit(before)
         mx.clear_cache()
 
 
@@ -110,11 +140,64 @@ def check_context(model: nn.Module, n: int, cache: list[Any]) -> None:
         )
 
 
+def check_memory(model: nn.Module, n: int) -> None:
+    """Refuse a prompt whose key-value cache and hidden states would not fit.
+
+    Args:
+        model: whose layers `use_layer_major` has changed; of any other nothing is known and nothing refused.
+        n: tokens to come.
+
+    Raises:
+        MemoryFull: with the numbers.
+    """
+    each, fixed = prefill_bytes(model)
+    free = _free_bytes()
+    if each and n * each + fixed > free:
+        fits = max(0, (free - fixed) // each)
+        raise MemoryFull(
+            f"{n} tokens need {size(n * each + fixed)} for their key-value cache and hidden states, {size(free)} are "
+            f"free, enough for {fits}. Shorten the prompt, or give less --cache-gb.",
+            prompt_tokens=n,
+            reply_tokens=0,
+            context_tokens=fits,
+        )
+
+
+def prefill_bytes(model: nn.Module) -> tuple[int, int]:
+    """What a prefill costs beside weights and slots.
+
+    Returns:
+        Bytes a token (key-value cache of all layers, hidden states of one), and bytes whatever the length.
+    """
+    parts = [(layer, part) for layer in model.layers if (part := part_of(layer)) is not None]
+    norms = [norm for layer, _ in parts if (norm := layer_norm(layer)) is not None]
+    if not norms:
+        return 0, 0
+    item, width = norms[0].itemsize, norms[0].size
+    kv = sum(
+        module[name].weight.shape[0] * item
+        for layer, _ in parts
+        for _, module in layer.named_modules()
+        for name in ("k_proj", "v_proj")
+        if name in module
+    )
+    # x, its residual, the shared expert's part, the experts' input, what is returned: five, and a float32 sum
+    return kv + width * (5 * item + 4), parts[0][1].shared.pair_bytes
+
+
+def _free_bytes() -> int:
+    limit = mx.device_info().get("max_recommended_working_set_size")  # what a Mac lets the GPU have
+    free = available_bytes()
+    return min(free, limit - mx.get_active_memory()) if isinstance(limit, int) else free
+
+
 @dataclass(slots=True)
 class _Run:
-    """The prompt that is running through the layers, told of their progress."""
+    """The stretch of the prompt that is running through the layers, told of their progress."""
 
     n_tokens: int
+    first: int
+    count: int
     n_layers: int
     tell: Callable[[PrefillProgress], None]
     started: float = field(default_factory=time.perf_counter)
@@ -126,10 +209,17 @@ class _Run:
         self.tick(0.0)
 
     def tick(self, part: float) -> None:
-        done = (self.layers + part) / self.n_layers
+        self._tell((self.layers + part) / self.n_layers)
+
+    def end(self) -> None:
+        """The stretch is done, by layers that do not tell."""
+        self._tell(1.0)
+
+    def _tell(self, part: float) -> None:
+        tokens = self.first + int(part * self.count)
         seconds = time.perf_counter() - self.started
-        left = seconds * (1 - done) / done if done else 0.0
-        self.tell(PrefillProgress(int(done * self.n_tokens), self.n_tokens, self.layers, self.n_layers, seconds, left))
+        left = seconds * (self.n_tokens - tokens) / (tokens - self.first) if tokens > self.first else 0.0
+        self.tell(PrefillProgress(tokens, self.n_tokens, self.layers, self.n_layers, seconds, left))
 
 
 def _mark(cache: Any) -> Any:

@@ -16,7 +16,7 @@ from mlx_lm.models import qwen3_5_moe, qwen3_moe, qwen3_next
 from mlx_lm.models.cache import make_prompt_cache
 
 from swiftlet_mlx import prefill as p
-from swiftlet_mlx.errors import ContextFull
+from swiftlet_mlx.errors import ContextFull, MemoryFull
 from swiftlet_mlx.layer_major import LayerMajor, use_layer_major, use_stock_layers
 from swiftlet_mlx.routes import Ints, Routes, groups
 
@@ -309,7 +309,8 @@ class Squares(nn.Module):
         return mx.square(self.inner(x))
 
 
-def test_an_unforeseen_block_keeps_the_stock_path_and_stays_right() -> None:
+def test_an_unforeseen_block_keeps_the_stock_path_in_steps_and_stays_right(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(p, "STEP_TOKENS", 40)
     plain, ours = stock("qwen3_moe"), stock("qwen3_moe")
     for model in (plain, ours):
         model.layers[2].mlp = Squares(model.layers[2].mlp)
@@ -318,9 +319,35 @@ def test_an_unforeseen_block_keeps_the_stock_path_and_stays_right() -> None:
     assert use_layer_major(ours, experts_of=resident) == 3
     want, got = make_prompt_cache(plain), make_prompt_cache(ours)
     mx.eval(plain(mx.array([ids(99)]), cache=want))
-    p.prefill(ours, ids(99), got)
+    seen: list[int] = []
+    p.prefill(ours, ids(99), got, progress=lambda done, total: seen.append(done))
     assert same_cache(want, got)
     assert not ours.layers[2].mlp.inner.switch_mlp.asked
+    assert seen == [40, 80, 99]
+
+
+def test_a_prompt_that_memory_cannot_hold_is_refused_with_the_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours = layer_major("qwen3_next")
+    each, fixed = p.prefill_bytes(ours)
+    assert each == 2 * 32 * 4 + 64 * (5 * 4 + 4), "one attention layer of one 32-wide head, and hidden states of 64"
+    monkeypatch.setattr(p, "available_bytes", lambda: fixed + 99 * each)
+    p.prefill(ours, ids(99), make_prompt_cache(ours))
+    asked = len(ours.layers[0].mlp.switch_mlp.asked)
+    with pytest.raises(MemoryFull, match=r"100 tokens need .* enough for 99") as refused:
+        p.prefill(ours, ids(100), make_prompt_cache(ours))
+    assert refused.value.context_tokens == 99
+    assert len(ours.layers[0].mlp.switch_mlp.asked) == asked
+
+
+def test_on_cuda_freed_memory_is_kept_meanwhile_and_the_limit_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits: list[int] = []
+    monkeypatch.setattr(p, "backend", lambda: "cuda")
+    monkeypatch.setattr(mx, "set_cache_limit", lambda n: (limits.append(n), 77)[1])
+    ours = layer_major("qwen3_moe")
+    p.prefill(ours, ids(20), make_prompt_cache(ours))
+    with pytest.raises(ContextFull):
+        p.prefill(ours, [1] * 9000, make_prompt_cache(ours))
+    assert limits == [p.CUDA_CACHE_BYTES, 77]
 
 
 def test_hidden_memory_does_not_grow_with_chunks_left_behind() -> None:
@@ -336,4 +363,6 @@ def test_hidden_memory_does_not_grow_with_chunks_left_behind() -> None:
     hidden = 1536 * 64 * 4
     kv = 4 * 2 * 1536 * 32 * 4
     scores = 2 * 64 * 1536 * 4 * 3  # the CPU's attention writes one chunk's scores against the whole past
-    assert peaks[2048] - peaks[512] < kv + 8 * hidden + scores
+    each, _ = p.prefill_bytes(ours)
+    assert 1536 * each <= kv + 8 * hidden
+    assert peaks[2048] - peaks[512] < 1536 * each + scores
