@@ -141,6 +141,8 @@ class Pools:
         stats.hits += len(experts) - len(missing)
         if not missing:
             return None
+        if self._threads.closed:
+            raise RuntimeError("the model's pools are closed: its experts can no longer be read")
         before = len(pool.policy.residents)
         reads = self._open = Reads(pool, pool.claim(experts))
         stats.evictions += before - len(pool.policy.residents)
