@@ -1,139 +1,438 @@
-"""Containers with random weights in a real model's shapes, for measuring speed where the real weights are not at hand.
+"""Models of random weights in real shapes, written at disk speed: try memory and I/O without the download.
 
-Knows the container format and how mlx-lm builds a model; the weights mean nothing, but have the scale of a fresh
-initialisation, so that activations stay finite and the router spreads its choices. Invariant: the same arguments on
-the same backend give the same expert files; nothing larger than one layer's experts is in memory beside the dense part.
+Writes a container or an MLX checkpoint folder, with the same bytes for the same seed; `sourceCheckpoint` and config
+say "synthetic". Knows files and tensors' names (from the model that mlx-lm builds, never evaluated); the numbers come
+from weights.py. Invariants: memory stays below about 300 MB whatever the size; the output appears only when whole; the
+same arguments give the same bytes on every machine.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import os
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
-import mlx.nn as nn
 import numpy as np
 from mlx.utils import tree_flatten
+from numpy.typing import NDArray
+from swiftlet_repack.plan import SHIM, SHIM_TEXT, config_text
 
-from swiftlet_mlx._compat import SwitchLinear, get_model_classes
-from swiftlet_mlx.qpack import CONFIG, DENSE, LAYOUT, MANIFEST, LayerTable, layout_json, make_table, to_json
+from swiftlet_mlx._compat import get_model_classes
+from swiftlet_mlx.config import text_config
+from swiftlet_mlx.errors import DiskFull, OptionError, OutputExists
+from swiftlet_mlx.qpack import CONFIG, DENSE, LAYOUT, MAGIC, MANIFEST, LayerTable, layout_json, make_table, to_json
+from swiftlet_mlx.safetensors import build_header, tensor_bytes
 
-QWEN35_35B: dict[str, Any] = {
-    "model_type": "qwen3_5_moe",
-    "hidden_size": 2048,
-    "intermediate_size": 512,
-    "num_hidden_layers": 40,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 2,
-    "head_dim": 256,
-    "linear_num_value_heads": 32,
-    "linear_num_key_heads": 16,
-    "linear_key_head_dim": 128,
-    "linear_value_head_dim": 128,
-    "linear_conv_kernel_dim": 4,
-    "full_attention_interval": 4,
-    "num_experts": 256,
-    "num_experts_per_tok": 8,
-    "shared_expert_intermediate_size": 512,
-    "moe_intermediate_size": 512,
-    "rms_norm_eps": 1e-6,
-    "vocab_size": 248320,
-    "max_position_embeddings": 262144,
-    "tie_word_embeddings": False,
-}
-"""Shapes of Qwen3.5/3.6-35B-A3B as its config.json gives them."""
+from . import weights
+from .bytetokenizer import add_tokenizer
+from .shapes import QWEN35_35B as QWEN35_35B  # the preset that tests and measurements name most often
+from .shapes import nested
+from .weights import Format
+
+SPACE_LEFT = 2 * 10**9  # bytes that stay free on the disk
+_SLICE = 64  # experts' bytes begin at multiples of this in the pools of random numbers
+_POOL_BYTES = 24 << 20  # beyond the largest section: how many different slices there can be
+_TAGS = {mx.bfloat16: "BF16", mx.float16: "F16", mx.float32: "F32"}
+_PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
+_GATES = ("mlp.gate", "shared_expert_gate")  # 8 bits whatever the rest is, as mlx-lm converts them
+
+Blocks = Iterator[NDArray[np.uint8]]
+Progress = Callable[[int, int, str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """A tensor to be written: where its bytes come from."""
+
+    name: str
+    tag: str
+    shape: tuple[int, ...]
+    blocks: Callable[[], Blocks]
+
+    @property
+    def nbytes(self) -> int:
+        return tensor_bytes(self.tag, self.shape)
 
 
 def make_container(
     folder: Path,
     config: Mapping[str, Any],
     *,
-    bits: int = 4,
+    bits: int | None = 4,
     group_size: int = 64,
     dtype: mx.Dtype = mx.bfloat16,
     seed: int = 0,
+    tokenizer: bool = False,
+    progress: Progress = lambda done, total, what: None,
 ) -> Path:
     """Write a container of random weights.
 
     Args:
         folder: NAME.qpack, which must not exist.
-        config: a model's config; every layer must have experts.
-        bits: of all quantized weights; the router and the shared expert's gate are left unquantized.
-        group_size: of the quantization.
-        dtype: of everything that is not quantized, bfloat16 or float32.
-        seed: of the weights.
+        config: A model's config; every layer must have experts.
+        bits: 4 or 8, of all large weights; None leaves everything unquantized.
+        group_size: Of the quantization.
+        dtype: Of everything that is not quantized: bfloat16, float16 or float32.
+        seed: Of the weights.
+        tokenizer: Add a byte-level tokenizer, so that commands that take text run.
+        progress: Called with bytes done, bytes in all, and the file at work.
 
     Returns:
         The folder.
+
+    Raises:
+        OptionError: for settings that cannot be.
+        OutputExists, DiskFull: before anything is written.
     """
-    (folder / LAYOUT).parent.mkdir(parents=True)
-    mx.random.seed(seed)
-    model_class, args_class = get_model_classes(dict(config))
-    model = model_class(args_class.from_dict(dict(config)))
-    model.set_dtype(dtype)
-
-    def quantized(path: str, module: Any) -> bool:
-        return hasattr(module, "to_quantized") and not path.endswith("gate") and not isinstance(module, SwitchLinear)
-
-    nn.quantize(model, group_size, bits, class_predicate=quantized)
-    flat: Any = tree_flatten(model.parameters())
-    dense = {k: v for k, v in flat if ".switch_mlp." not in k}
-    mx.save_safetensors(str(folder / DENSE), dense, {"format": "mlx"})
-
-    tables: dict[int, LayerTable] = {}
-    rng = np.random.default_rng(seed)
-    tag = "BF16" if dtype == mx.bfloat16 else "F32"
-    base: np.ndarray | None = None
-    for n, layer in enumerate(model.layers):
-        glu = layer.mlp.switch_mlp
-        parts: dict[str, tuple[str, tuple[int, ...]]] = {}
-        bounds = {}
-        for name in ("gate_proj", "up_proj", "down_proj"):
-            _, out, width = glu[name].weight.shape
-            parts[f"{name}.weight"] = ("U32", (out, width * bits // 32))
-            parts[f"{name}.scales"] = parts[f"{name}.biases"] = (tag, (out, width // group_size))
-            bounds[name] = width**-0.5
-        tables[n] = table = make_table(n, glu.gate_proj.weight.shape[0], parts)
-        if base is None:
-            base = _experts(table, bounds, bits, dtype, rng)
-        np.roll(base, n, axis=0).tofile(folder / table.file_name)  # the same experts, numbered otherwise
-
-    linear = tuple(bool(getattr(layer, "is_linear", False)) for layer in model.layers)
-    width_json = {"group_size": group_size, "bits": bits}
-    (folder / LAYOUT).write_bytes(layout_json(tables, len(tables), linear))
-    (folder / CONFIG).write_text(
-        json.dumps({**config, "quantization": width_json, "quantization_config": width_json}, indent=1)
-    )
-    sizes = {p.relative_to(folder).as_posix(): p.stat().st_size for p in folder.rglob("*") if p.is_file()}
-    manifest = {
-        "magic": "QPACK",
-        "version": 1,
-        "modelName": config["model_type"],
-        "sourceCheckpoint": "random weights",
-        "quantBits": bits,
-        "quantGroupSize": group_size,
-        "files": sizes,
-    }
-    (folder / MANIFEST).write_bytes(to_json(manifest))
+    model = _Model(config, bits, group_size, dtype, seed)
+    header = build_header([(t.name, t.tag, t.shape) for t in model.dense], {"format": "mlx"})
+    total = len(header) + sum(t.nbytes for t in model.dense) + sum(t.file_bytes for t in model.tables.values())
+    with _output(folder, total) as part:
+        (part / LAYOUT).parent.mkdir()
+        out = _Out(total, progress)
+        out.write(part / DENSE, (_bytes(header), *_all(model.dense)))
+        for layer, table in model.tables.items():
+            out.write(part / table.file_name, model.experts.blobs(layer, table))
+        (part / LAYOUT).write_bytes(layout_json(model.tables, len(model.tables), model.linear))
+        (part / SHIM).write_text(SHIM_TEXT)
+        (part / CONFIG).write_bytes(config_text(model.config))
+        if tokenizer:
+            add_tokenizer(part, model.vocab)
+        sizes = {p.relative_to(part).as_posix(): p.stat().st_size for p in sorted(part.rglob("*")) if p.is_file()}
+        manifest = {
+            "magic": MAGIC,
+            "version": 1,
+            "modelName": model.config["model_type"],
+            "sourceCheckpoint": model.origin,
+            "quantBits": bits,
+            "quantGroupSize": group_size if bits else None,
+            "files": sizes,
+        }
+        (part / MANIFEST).write_bytes(to_json(manifest))
     return folder
 
 
-def _experts(
-    table: LayerTable, bounds: Mapping[str, float], bits: int, dtype: mx.Dtype, rng: np.random.Generator
-) -> np.ndarray:
-    """Blobs `[expert_count, stride]` whose weights are uniform in +-bound when dequantized."""
-    blobs = np.zeros((table.expert_count, table.stride), np.uint8)
-    for section in table.sections:
-        projection, part = section.name.split(".")
-        at = slice(section.offset, section.offset + section.size)
-        if part == "weight":
-            blobs[:, at] = rng.integers(0, 256, (table.expert_count, section.size), np.uint8)
+def make_checkpoint(
+    folder: Path,
+    config: Mapping[str, Any],
+    *,
+    bits: int | None = 4,
+    group_size: int = 64,
+    dtype: mx.Dtype = mx.bfloat16,
+    seed: int = 0,
+    tokenizer: bool = False,
+    progress: Progress = lambda done, total, what: None,
+) -> Path:
+    """Write the same model as an MLX checkpoint folder, one file a layer, for stock mlx-lm. See `make_container`."""
+    model = _Model(config, bits, group_size, dtype, seed)
+    files = [model.dense, *(model.stacked(layer) for layer in model.tables)]
+    total = sum(t.nbytes for tensors in files for t in tensors)
+    with _output(folder, total) as part:
+        out, weight_map = _Out(total, progress), {}
+        for n, tensors in enumerate(files):
+            name = f"model-{n + 1:05d}-of-{len(files):05d}.safetensors"
+            header = build_header([(t.name, t.tag, t.shape) for t in tensors], {"format": "mlx"})
+            out.write(part / name, (_bytes(header), *_all(tensors)))
+            weight_map.update({t.name: name for t in tensors})
+        index = {"metadata": {"total_size": total}, "weight_map": weight_map}
+        (part / "model.safetensors.index.json").write_text(json.dumps(index, indent=1))
+        (part / CONFIG).write_text(json.dumps(model.config, indent=4))
+        if tokenizer:
+            add_tokenizer(part, model.vocab)
+    return folder
+
+
+def is_synthetic(config: Mapping[str, Any]) -> bool:
+    """Whether a model's config says that its weights are random."""
+    return "synthetic" in config
+
+
+class _Model:
+    """Names, shapes and sources of all tensors of one synthetic model."""
+
+    def __init__(
+        self, config: Mapping[str, Any], bits: int | None, group_size: int, dtype: mx.Dtype, seed: int
+    ) -> None:
+        if bits not in (4, 8, None) or dtype not in _TAGS:
+            raise OptionError(f"bits can be 4, 8 or none and dtype bfloat16, float16 or float32, not {bits}, {dtype}")
+        self.format = Format(bits, group_size, _TAGS[dtype])
+        self.seed = seed
+        config = nested(config)
+        text = text_config(config)
+        self.vocab, self.top_k = int(text["vocab_size"]), int(text.get("num_experts_per_tok", 1))
+        self.origin = f"synthetic: random weights, seed {seed}"
+        model_class, args = get_model_classes(dict(config))
+        built = model_class(args.from_dict(json.loads(json.dumps(config))))  # lazy: nothing of it is ever computed
+        self.linear = tuple(bool(getattr(layer, "is_linear", False)) for layer in built.layers)
+        flat: Any = tree_flatten(built.parameters())
+        shapes = {name: tuple(int(n) for n in value.shape) for name, value in sorted(flat)}
+        self.layers = len(built.layers)
+        self.routed: dict[int, str] = {}  # layer to the path of its switch layer
+        experts: dict[str, tuple[int, int, int]] = {}
+        for name, shape in shapes.items():
+            if ".switch_mlp." in name:
+                path, projection, _ = name.rsplit(".", 2)
+                layer = int(path.split("layers.")[1].split(".")[0])
+                self.routed[layer] = path
+                experts[projection] = (shape[0], shape[1], shape[2])
+        if sorted(self.routed) != list(range(self.layers)) or sorted(experts) != sorted(_PROJECTIONS):
+            raise OptionError("only models whose every layer has gated experts can be made")
+        self.experts = _Experts(experts, self.format, seed, weights.write_gain("experts", self.layers, self.top_k))
+        count = experts["gate_proj"][0]
+        self.tables = {n: make_table(n, count, self.experts.parts()) for n in range(self.layers)}
+        self.overrides: dict[str, Any] = {}
+        dense = [t for name, shape in shapes.items() if ".switch_mlp." not in name for t in self._dense(name, shape)]
+        self.dense = sorted(dense, key=lambda t: t.name)
+        self.config = {**config, "synthetic": {"seed": seed, "note": "random weights; the output means nothing"}}
+        if bits:
+            width = {"group_size": group_size, "bits": bits, **self.overrides}
+            self.config |= {"quantization": width, "quantization_config": width}
+
+    def stacked(self, layer: int) -> list[Tensor]:
+        """A layer's experts as a checkpoint keeps them: one tensor a section."""
+        table = self.tables[layer]
+        tensors = []
+        for index, section in enumerate(table.sections):
+
+            def blocks(index: int = index) -> Blocks:
+                return (rows[index] for rows in self.experts.each(layer, table.expert_count))
+
+            shape = (table.expert_count, *section.shape)
+            tensors.append(Tensor(f"{self.routed[layer]}.{section.name}", section.dtype, shape, blocks))
+        return sorted(tensors, key=lambda t: t.name)
+
+    def _dense(self, name: str, shape: tuple[int, ...]) -> Iterator[Tensor]:
+        f, seed = self.format, self.seed
+        module = name.removesuffix(".weight")
+        if module == name or len(shape) != 2:
+            yield self._small(name, shape)
+            return
+        rows, width = shape
+        deviation, kind = self._deviation(module, width)
+        gate = module.endswith(_GATES)
+        bits = 8 if gate and f.bits else f.bits
+        values: weights.Floats | None = None
+        if module.endswith("mlp.gate"):
+            layer = int(name.split("layers.")[1].split(".")[0])
+            values = weights.router(weights.generator(seed, name), rows, width, self.top_k, layer, self.layers)
+        if bits is None:
+            yield Tensor(name, f.tag, shape, partial(_unquantized, seed, name, shape, deviation, kind, f.tag, values))
+            return
+        if width % f.group_size:
+            raise OptionError(f"{name}: a width of {width} cannot be quantized in groups of {f.group_size}")
+        if gate:
+            self.overrides[module] = {"group_size": f.group_size, "bits": 8}
+        packed, groups = (rows, width * bits // 32), (rows, width // f.group_size)
+        if values is not None:
+            yield from _quantized_gate(module, values, f)
+            return
+        yield Tensor(
+            name, "U32", packed,
+            lambda: weights.quantized(weights.generator(seed, name), rows, width, bits, kind),
+        )  # fmt: skip
+        for index, part in enumerate(("scales", "biases")):
+
+            def blocks(index: int = index) -> Blocks:
+                rng = weights.generator(seed, name, "scales")
+                pair = weights.scales(rng, groups[0] * groups[1], deviation, 1 << bits, kind)
+                yield weights.as_tag(pair[index], f.tag)
+
+            yield Tensor(f"{module}.{part}", f.tag, groups, blocks)
+
+    def _deviation(self, module: str, width: int) -> tuple[float, str]:
+        if module.endswith("embed_tokens"):
+            return 1.0, "embedding"
+        if module.endswith("lm_head"):
+            return width**-0.5, "output"
+        gain = 1.0
+        if module.endswith(("out_proj", "o_proj", "down_proj")):
+            gain = weights.write_gain(module, self.layers, self.top_k)
+        return gain * width**-0.5, "plain"
+
+    def _small(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        """Norms, convolutions, and the constants of the delta rule."""
+        seed, tag = self.seed, self.format.tag
+
+        def values() -> weights.Floats:
+            rng = weights.generator(seed, name)
+            n = int(np.prod(shape))
+            if name.endswith("A_log"):
+                return _floats(np.log(0.5 + 15.5 * rng.random(n, np.float32)))
+            if name.endswith("dt_bias"):  # steps between 0.001 and 0.1, so that heads forget at different speeds
+                step = np.exp(rng.random(n, np.float32) * np.log(100) + np.log(0.001))
+                return _floats(np.log(np.expm1(step)))
+            if name.endswith("conv1d.weight"):
+                return weights.uniform(rng, n, 0.5)
+            return weights.uniform(rng, n, 0.05) + np.float32(1)
+
+        tag = "F32" if name.endswith("A_log") else tag
+        return Tensor(name, tag, shape, lambda: iter([weights.as_tag(values(), tag)]))
+
+
+class _Experts:
+    """Routed experts' bytes: slices of pools of random numbers, at places that follow from layer and expert.
+
+    Making 18 GB of fresh random numbers would take longer than writing them. Slices overlap, but no two experts of a
+    model are likely to be equal: a pool has hundreds of thousands of places to start.
+    """
+
+    def __init__(self, shapes: Mapping[str, tuple[int, int, int]], f: Format, seed: int, gain: float) -> None:
+        self._shapes, self._format, self._seed, self._gain = shapes, f, seed, gain
+        self._pools: list[NDArray[np.uint8]] = []
+
+    def parts(self) -> dict[str, tuple[str, tuple[int, ...]]]:
+        """Section name to (dtype tag, one expert's shape)."""
+        f = self._format
+        found: dict[str, tuple[str, tuple[int, ...]]] = {}
+        for name, (_, out, width) in self._shapes.items():
+            if f.bits is None:
+                found[f"{name}.weight"] = (f.tag, (out, width))
+                continue
+            if width % f.group_size:
+                raise OptionError(f"{name}: a width of {width} cannot be quantized in groups of {f.group_size}")
+            found[f"{name}.weight"] = ("U32", (out, width * f.bits // 32))
+            found[f"{name}.scales"] = found[f"{name}.biases"] = (f.tag, (out, width // f.group_size))
+        return found
+
+    def each(self, layer: int, count: int) -> Iterator[list[NDArray[np.uint8]]]:
+        """For each expert its sections' bytes, in the order of a blob."""
+        table = make_table(layer, count, self.parts())
+        if not self._pools:
+            self._pools = self._make(table)
+        rng = weights.generator(self._seed, "experts of layer", layer)
+        for _ in range(count):
+            rows: list[NDArray[np.uint8]] = []
+            at = 0
+            for section, pool in zip(table.sections, self._pools, strict=True):
+                if not section.name.endswith(".biases"):  # a bias belongs to the scale at the same place
+                    at = int(rng.integers(0, (pool.size - section.size) // _SLICE + 1)) * _SLICE
+                rows.append(pool[at : at + section.size])
+            yield rows
+
+    def blobs(self, layer: int, table: LayerTable) -> Blocks:
+        """A layer file, piece by piece."""
+        padding = np.zeros(table.stride - table.payload_bytes, np.uint8)
+        for rows in self.each(layer, table.expert_count):
+            yield from rows
+            if padding.size:
+                yield padding
+
+    def _make(self, table: LayerTable) -> list[NDArray[np.uint8]]:
+        """A pool for each section. Packed integers are alike everywhere, so all projections share one pool."""
+        f, pools = self._format, []
+        packed: NDArray[np.uint8] | None = None
+        largest = max(s.size for s in table.sections)
+        for section in table.sections:
+            projection, part = section.name.split(".")
+            width = self._shapes[projection][2]
+            deviation = (self._gain if projection == "down_proj" else 1.0) * width**-0.5
+            rng = weights.generator(self._seed, "pool", projection, "" if part == "weight" else "scales")
+            if part == "weight" and f.bits is None:
+                item = tensor_bytes(f.tag, (1,))
+                values = weights.uniform(rng, (section.size + _POOL_BYTES // 3) // item, deviation)
+                pools.append(weights.as_tag(values, f.tag))
+            elif part == "weight":
+                if packed is None:
+                    packed = rng.integers(0, 256, largest + _POOL_BYTES, np.uint8)
+                pools.append(packed)
+            else:
+                n = (section.size + (1 << 20)) // tensor_bytes(f.tag, (1,))
+                pair = weights.scales(rng, n, deviation, f.levels)
+                pools.append(weights.as_tag(pair[part == "biases"], f.tag))
+        return pools
+
+
+class _Out:
+    """Writes files block by block and reports."""
+
+    def __init__(self, total: int, progress: Progress) -> None:
+        self._done, self._total, self._progress = 0, total, progress
+
+    def write(self, path: Path, blocks: Iterable[NDArray[np.uint8]]) -> None:
+        with open(path, "wb", buffering=1 << 20) as file:
+            for block in blocks:
+                file.write(block.data)
+                self._done += block.size
+                self._progress(self._done, self._total, path.name)
+
+
+class _output:
+    """The folder a model is written into; it gets its name when everything is there."""
+
+    def __init__(self, folder: Path, needed: int) -> None:
+        self._folder, self._part = folder, folder.with_name(folder.name + ".partial")
+        if folder.exists():
+            raise OutputExists(f"{folder} exists; choose another --output or remove it")
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        free = shutil.disk_usage(folder.parent).free
+        if needed + SPACE_LEFT > free:
+            raise DiskFull(
+                f"{folder.parent}: {needed / 1e9:.1f} GB would be written and {SPACE_LEFT / 1e9:.0f} GB stay free, but "
+                f"{free / 1e9:.1f} GB are there. Ask for fewer --layers, or choose another --output"
+            )
+
+    def __enter__(self) -> Path:
+        shutil.rmtree(self._part, ignore_errors=True)
+        self._part.mkdir()
+        return self._part
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            os.replace(self._part, self._folder)
         else:
-            bound = bounds[projection]
-            value = 2 * bound / (2**bits - 1) if part == "scales" else -bound
-            filled = mx.full(section.shape, value).astype(dtype)
-            mx.eval(filled)
-            blobs[:, at] = np.array(filled.view(mx.uint8)).reshape(-1)
-    return blobs
+            shutil.rmtree(self._part, ignore_errors=True)
+
+
+def _unquantized(
+    seed: int,
+    name: str,
+    shape: tuple[int, ...],
+    deviation: float,
+    kind: str,
+    tag: str,
+    values: weights.Floats | None,
+) -> Blocks:
+    if values is not None:
+        return iter([weights.as_tag(values, tag)])
+    rng, (rows, width) = weights.generator(seed, name), shape
+    if kind == "embedding":
+        return weights.embedding(rng, rows, width, tag)
+    if kind == "output":
+        return weights.output_layer(rng, rows, width, tag)
+    return weights.plain(rng, rows, width, deviation, tag)
+
+
+def _quantized_gate(module: str, values: weights.Floats, f: Format) -> Iterator[Tensor]:
+    """A router's weights in 8 bits."""
+    rows, width = values.shape
+    groups = values.reshape(rows, width // f.group_size, f.group_size)
+    low, high = groups.min(-1), groups.max(-1)
+    scale = ((high - low) / 255).astype(np.float32)
+    level = np.rint((groups - low[..., None]) / scale[..., None]).clip(0, 255).astype(np.uint8)
+    parts = {"scales": weights.as_tag(scale, f.tag), "biases": weights.as_tag(low.astype(np.float32), f.tag)}
+    yield Tensor(f"{module}.weight", "U32", (rows, width // 4), lambda: iter([level.reshape(-1)]))
+    for part, data in parts.items():
+        yield Tensor(f"{module}.{part}", f.tag, scale.shape, partial(_once, data))
+
+
+def _floats(values: NDArray[np.floating[Any]]) -> weights.Floats:
+    return values.astype(np.float32)
+
+
+def _once(data: NDArray[np.uint8]) -> Blocks:
+    return iter([data])
+
+
+def _all(tensors: Iterable[Tensor]) -> Blocks:
+    for tensor in tensors:
+        yield from tensor.blocks()
+
+
+def _bytes(data: bytes) -> NDArray[np.uint8]:
+    return np.frombuffer(data, np.uint8)

@@ -1,0 +1,36 @@
+"""`python -m swiftlet_bench`: one line a command. Commands that have a program of their own get their arguments as
+they are.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+import typer
+
+from swiftlet_mlx.cli.run import run
+
+from .commands import make
+
+app = typer.Typer(
+    name="swiftlet_bench",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    help="Measure swiftlet-mlx: what a model does on this machine, and whether a change made it better.",
+    epilog="Example: python -m swiftlet_bench synthetic --preset medium --output medium.qpack",
+)
+app.command("synthetic", epilog=make.EXAMPLE)(make.synthetic)
+
+
+@app.callback()
+def _root() -> None:
+    pass
+
+
+def main(args: Sequence[str] | None = None) -> NoReturn:
+    """Runs a command and exits."""
+    sys.exit(run(app, args))

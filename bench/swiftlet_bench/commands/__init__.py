@@ -1,0 +1,1 @@
+"""The commands of `python -m swiftlet_bench`, one file each: typed functions, thin."""
