@@ -1,0 +1,343 @@
+"""The streamed layer computes what the stock layer computes, whenever its graph is evaluated."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from mlx.utils import tree_map
+from mlx_lm.models.cache import make_prompt_cache
+from mlx_lm.utils import load_model
+from tiny import make_checkpoint
+
+from swiftlet_mlx import memory, pools
+from swiftlet_mlx.checkpoint import open_checkpoint
+from swiftlet_mlx.errors import StreamingUnsupported
+from swiftlet_mlx.loader import load_streamed
+from swiftlet_mlx.moe import Ahead, Streamed, stream
+from swiftlet_mlx.slots import EMPTY, SlotPool
+
+TOKENS = [1, 5, 9, 42, 7, 99, 3, 17, 64, 2, 88, 51]
+SMALL = {"layers": 3, "hidden": 64}
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    @cache
+    def folder(kind: str = "qwen3_next", bits: Any = 4, dtype: mx.Dtype = mx.float32, seed: int = 0) -> Path:
+        at = tmp_path_factory.mktemp("moe") / "model"
+        return make_checkpoint(at, kind=kind, bits=bits, dtype=dtype, seed=seed, shape=SMALL, full_attention_interval=3)
+
+    return folder
+
+
+def gb(folder: Path, slots: int) -> float:
+    """The budget that gives each layer so many slots, as nearly as the minimum allows."""
+    checkpoint = open_checkpoint(folder)
+    wanted = sum(slots * t.payload_bytes for t in checkpoint.tables.values())
+    return max(wanted, memory.minimum_bytes(checkpoint.tables, checkpoint.shape.top_k)) / memory.GB
+
+
+def streamed(folder: Path, slots: int) -> Any:
+    """A model with exactly so many slots a layer."""
+    model: Any = load_streamed(folder, cache_gb=gb(folder, slots), threads=2)[0]
+    for pool in model.pools.layers.values():
+        if pool.n_slots != slots:
+            pool.resize(slots)
+    return model
+
+
+def decode(model: Any, tokens: list[int] = TOKENS) -> list[mx.array]:
+    state, out = make_prompt_cache(model), []
+    for token in tokens:
+        out.append(model(mx.array([[token]]), cache=state))
+        mx.eval(out[-1])
+    return out
+
+
+def same(a: list[mx.array], b: list[mx.array]) -> bool:
+    return all(x.dtype == y.dtype and bool(mx.array_equal(x, y).item()) for x, y in zip(a, b, strict=True))
+
+
+# ---- equal to stock ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("slots", [1, 2, 5, 8])  # MLX's CPU build multiplies unquantized experts in float32 only
+@pytest.mark.parametrize(
+    ("bits", "dtype"),
+    [
+        (None, mx.float32),
+        (4, mx.bfloat16),
+        (8, mx.float16),
+        ("mixed", mx.float32),
+    ],
+    ids=lambda v: str(v).replace("mlx.core.", ""),
+)
+def test_decoding_equals_stock_for_every_kind_of_expert_and_pool(
+    folders: Any, bits: Any, dtype: mx.Dtype, slots: int
+) -> None:
+    folder = folders("qwen3_next", bits, dtype)
+    model = streamed(folder, slots)
+    assert same(decode(model), decode(load_model(folder)[0]))
+    stats = model.pools.stats
+    assert stats.read_backs == (0 if slots == 8 else 3 * len(TOKENS))
+    assert (stats.misses == 0) == (slots == 8)
+    model.pools.close()
+
+
+@pytest.mark.parametrize("kind", ["qwen3_next", "qwen3_moe"])
+def test_a_batch_that_needs_more_experts_than_slots_goes_through_in_waves(folders: Any, kind: str) -> None:
+    folder = folders(kind)
+    ids = mx.array(np.random.default_rng(1).integers(0, 128, (40, 1)))  # 80 pairs: stock sorts them
+    expected = load_model(folder)[0](ids)
+    for slots in (1, 3):
+        model = streamed(folder, slots)
+        assert same([model(ids)], [expected])
+        few = ids[:5]
+        assert same([model(few)], [load_model(folder)[0](few)])
+        model.pools.close()
+
+
+def test_a_device_that_does_not_see_host_writes_gets_staged_fills(
+    folders: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = folders("qwen3_next")
+    expected = decode(load_model(folder)[0])
+    monkeypatch.setattr(SlotPool, "_sees_host_writes", lambda self: False)
+    said: list[str] = []
+    for slots in (1, 3, 8):
+        model: Any = load_streamed(folder, cache_gb=gb(folder, slots), warn=said.append)[0]
+        assert not model.pools.direct
+        assert same(decode(model), expected)
+        model.pools.close()
+    assert any("copied on their way in" in text for text in said)
+
+
+# ---- evaluated late ----------------------------------------------------------------------------------------------
+
+
+def blocks(model: Any) -> list[Any]:
+    return [layer.mlp for layer in model.layers]
+
+
+@pytest.mark.parametrize("start", [None, mx.async_eval], ids=["lazy", "async"])
+@pytest.mark.parametrize("slots", [1, 2, 3])
+def test_outputs_built_one_after_the_other_and_evaluated_last_keep_their_own_experts(
+    folders: Any, slots: int, start: Callable[..., None] | None
+) -> None:
+    folder = folders("qwen3_next")
+    model, plain = streamed(folder, slots), load_model(folder)[0]
+    xs = [mx.random.normal((1, 1, 64), key=mx.random.key(n)) for n in range(12)]
+    late = []
+    for x in xs:  # every call overwrites slots that the one before may still want to read
+        late.append(blocks(model)[0](x))
+        if start is not None:
+            start(late[-1])
+    late.reverse()
+    expected = [blocks(plain)[0](x) for x in reversed(xs)]
+    mx.eval(late, expected)
+    assert same(late, expected)
+    model.pools.close()
+
+
+def test_sequences_stepped_in_turn_and_evaluated_together_equal_stock(folders: Any) -> None:
+    folder = folders("qwen3_next")
+    model, plain = streamed(folder, 2), load_model(folder)[0]
+    results = []
+    for which in (model, plain):
+        caches = [make_prompt_cache(which) for _ in range(3)]
+        out = [which(mx.array([[t + 7 * n]]), cache=caches[n]) for t in (3, 11, 40) for n in range(3)]
+        mx.eval(out)
+        results.append(out)
+    assert same(*results)
+    model.pools.close()
+
+
+def test_a_slot_is_never_claimed_while_a_graph_that_reads_it_is_unevaluated(folders: Any) -> None:
+    model = streamed(folders("qwen3_next"), 2)
+    block = blocks(model)[0]
+    block(mx.random.normal((1, 1, 64)))
+    with pytest.raises(RuntimeError, match="unevaluated"):
+        model.pools.begin(block.switch_mlp.pool, [0, 1])
+    model.pools.close()
+
+
+def test_a_large_output_is_evaluated_at_once_instead_of_being_kept(
+    folders: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pools, "HOLD_BYTES", 100)
+    folder = folders("qwen3_next")
+    model = streamed(folder, 2)
+    assert same(decode(model), decode(load_model(folder)[0]))
+    assert model.pools._readers == []
+    model.pools.close()
+
+
+# ---- the shared expert beside it -----------------------------------------------------------------------------------
+
+
+def test_reads_are_issued_before_the_shared_expert_is_evaluated(folders: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = streamed(folders("qwen3_next"), 2)
+    order: list[str] = []
+    begin, finish, start = model.pools.begin, model.pools.finish, Ahead.start
+    monkeypatch.setattr(model.pools, "begin", lambda *a: (order.append("issue"), begin(*a))[1])
+    monkeypatch.setattr(model.pools, "finish", lambda reads: (order.append("wait"), finish(reads))[1])
+    monkeypatch.setattr(Ahead, "start", lambda self, x: (order.append("shared"), start(self, x))[1])
+    decode(model, TOKENS[:1])
+    assert order == ["issue", "shared", "wait"] * 3
+    model.pools.close()
+
+
+def test_the_shared_expert_is_computed_once_a_layer(folders: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = streamed(folders("qwen3_next"), 2)
+    calls: list[int] = []
+    stock = next(k for k in type(blocks(model)[0].shared_expert).__mro__ if k is not Ahead and not issubclass(k, Ahead))
+    compute = stock.__call__
+    monkeypatch.setattr(stock, "__call__", lambda self, x: (calls.append(1), compute(self, x))[1])
+    decode(model)
+    assert len(calls) == 3 * len(TOKENS)
+    model.pools.close()
+
+
+def test_another_input_than_the_one_started_is_computed_afresh(folders: Any) -> None:
+    folder = folders("qwen3_next")
+    shared = blocks(streamed(folder, 2))[0].shared_expert
+    plain = blocks(load_model(folder)[0])[0].shared_expert
+    a, b = mx.random.normal((1, 1, 64)), mx.random.normal((1, 1, 64))
+    shared.start(a)
+    assert same([shared(b), shared(a)], [plain(b), plain(a)])
+
+
+def test_models_without_a_shared_expert_have_nothing_beside(folders: Any) -> None:
+    model = streamed(folders("qwen3_moe"), 2)
+    assert all(block.switch_mlp.beside is None for block in blocks(model))
+    model.pools.close()
+
+
+# ---- residency belongs to a model ----------------------------------------------------------------------------------
+
+
+def test_two_models_in_one_process_do_not_see_each_other(folders: Any) -> None:
+    paths = [folders("qwen3_next", 4, mx.float32, seed) for seed in (0, 1)]
+    expected = [decode(load_model(path)[0]) for path in paths]
+    assert not same(*expected)
+    models = [streamed(path, 2) for path in paths]
+    states = [make_prompt_cache(m) for m in models]
+    out: list[list[mx.array]] = [[], []]
+    for token in TOKENS:
+        for n in (0, 1):
+            out[n].append(models[n](mx.array([[token]]), cache=states[n]))
+    mx.eval(out)
+    assert same(out[0], expected[0])
+    assert same(out[1], expected[1])
+    models[0].pools.close()
+    del models[0], states
+    again = streamed(paths[0], 1)
+    assert same(decode(again), expected[0])
+    assert same(decode(models[0]), expected[1])
+    again.pools.close()
+
+
+def test_a_model_that_is_dropped_frees_its_slots(folders: Any) -> None:
+    model = streamed(folders("qwen3_next"), 3)
+    decode(model)
+    pool = weakref.ref(model.pools.layers[0])
+    del model
+    gc.collect()
+    assert pool() is None
+
+
+def test_resizing_between_tokens_changes_memory_and_no_answer(folders: Any) -> None:
+    folder = folders("qwen3_next")
+    expected = decode(load_model(folder)[0])
+    model = streamed(folder, 4)
+    state, out = make_prompt_cache(model), []
+    for n, token in enumerate(TOKENS):
+        out.append(model(mx.array([[token]]), cache=state))  # still lazy when the pools change
+        for pool in model.pools.layers.values():
+            pool.resize((3, 8, 1, 5)[n % 4])
+            assert len(pool.policy.residents) <= pool.n_slots
+    mx.eval(out)
+    assert same(out, expected)
+    model.pools.close()
+
+
+def test_layers_with_every_expert_resident_do_no_read_back_and_the_others_do(folders: Any) -> None:
+    folder = folders("qwen3_next")
+    model = streamed(folder, 8)
+    model.pools.layers[1].resize(2)
+    assert same(decode(model), decode(load_model(folder)[0]))
+    assert model.pools.stats.read_backs == len(TOKENS)
+    model.pools.close()
+
+
+# ---- counted, recorded, refused --------------------------------------------------------------------------------------
+
+
+def test_hits_misses_and_reads_are_those_of_the_recorded_routes(folders: Any) -> None:
+    from swiftlet_mlx.policy import LFU
+
+    model = streamed(folders("qwen3_next"), 3)
+    trace: list[tuple[int, list[int]]] = []
+    model.pools.recorder = lambda layer, experts: trace.append((layer, experts))
+    decode(model)
+    assert len(trace) == 3 * len(TOKENS)
+    hits = misses = evictions = 0
+    caches = {layer: LFU() for layer in model.pools.layers}
+    for layer, experts in trace:  # the same policy without a disk
+        lfu = caches[layer]
+        lfu.use(experts)
+        for e in [e for e in experts if e not in lfu.residents]:
+            misses += 1
+            if len(lfu.residents) == 3:
+                lfu.evict(experts)
+                evictions += 1
+            lfu.add(e)
+            hits -= 1
+        hits += len(experts)
+    stats = model.pools.stats
+    assert (stats.hits, stats.misses, stats.evictions) == (hits, misses, evictions)
+    assert stats.reads == misses
+    assert stats.read_bytes == misses * model.pools.layers[0].table.payload_bytes
+    assert 0 < stats.hit_rate < 1
+    model.pools.close()
+
+
+def test_routes_are_recorded_for_resident_layers_too(folders: Any) -> None:
+    folder = folders("qwen3_next")
+    model = streamed(folder, 8)
+    trace: list[tuple[int, list[int]]] = []
+    model.pools.recorder = lambda layer, experts: trace.append((layer, experts))
+    assert same(decode(model), decode(load_model(folder)[0]))
+    assert len(trace) == 3 * len(TOKENS)
+    model.pools.close()
+
+
+def test_experts_of_another_shape_are_refused(folders: Any) -> None:
+    from mlx_lm.models.switch_layers import SwitchGLU
+
+    model = streamed(folders("qwen3_next"), 2)
+    with pytest.raises(StreamingUnsupported, match=r"layers.0.mlp.gate_proj: an expert's weight is \[32, 4\]"):
+        stream(SwitchGLU(64, 96, 8), "layers.0.mlp", 0, model.pools)
+    with pytest.raises(StreamingUnsupported, match="bias"):
+        stream(SwitchGLU(64, 32, 8, bias=True), "layers.0.mlp", 0, model.pools)
+    model.pools.close()
+
+
+def test_streamed_layers_survive_what_mlx_lm_does_to_modules(folders: Any) -> None:
+    model = streamed(folders("qwen3_next"), 2)
+    before = decode(model)
+    model.freeze()
+    model.eval()
+    model.update(tree_map(lambda p: p, model.parameters()))
+    assert same(decode(model), before)
+    assert all(isinstance(block.switch_mlp, Streamed) for block in blocks(model))
+    assert all(set(p.slots) - {EMPTY} for p in model.pools.layers.values())
+    model.pools.close()
