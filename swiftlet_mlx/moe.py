@@ -180,10 +180,10 @@ def _linear(stock: nn.Module, path: str, pool: SlotPool, name: str) -> nn.Module
     if "scales" in parts:
         try:
             width = infer_quant_config(path, stock, {f"{path}.{part}": a for part, a in parts.items()})
+            # built for one expert and never evaluated: only its settings are kept
+            linear = QuantizedSwitchLinear(in_dims, out_dims, 1, bias=False, **width)
         except (ValueError, ZeroDivisionError) as error:
             raise StreamingUnsupported(f"{path}: unknown quantization ({error})") from None
-        # built for one expert and never evaluated: only its settings are kept
-        linear = QuantizedSwitchLinear(in_dims, out_dims, 1, bias=False, **width)
         needed = (out_dims, in_dims * width["bits"] // 32)
     else:
         linear = SwitchLinear(in_dims, out_dims, 1, bias=False)

@@ -326,6 +326,8 @@ def test_experts_of_another_shape_are_refused(folders: Any) -> None:
     model = streamed(folders("qwen3_next"), 2)
     with pytest.raises(StreamingUnsupported, match=r"layers.0.mlp.gate_proj: an expert's weight is \[32, 4\]"):
         stream(SwitchGLU(64, 96, 8), "layers.0.mlp", 0, model.pools)
+    with pytest.raises(StreamingUnsupported, match=r"down_proj: an expert's weight is \[64, 4\], .* \[32, 4\]"):
+        stream(SwitchGLU(32, 32, 8), "layers.0.mlp", 0, model.pools)
     with pytest.raises(StreamingUnsupported, match="bias"):
         stream(SwitchGLU(64, 32, 8, bias=True), "layers.0.mlp", 0, model.pools)
     model.pools.close()
