@@ -63,7 +63,7 @@ def stock(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any]:
     """Stock mlx-lm on an ordinary checkpoint made of the container's bytes."""
     folder = tmp_path_factory.mktemp("stock")
     container = open_container(find_model("demo"))
-    weights = dict(mx.load(str(container.path / "model.safetensors")))
+    weights: dict[str, mx.array] = mx.load(str(container.path / "model.safetensors"))  # type: ignore[assignment]
     for table in container.layers.values():
         blobs = np.fromfile(container.path / table.file_name, np.uint8).reshape(table.expert_count, table.stride)
         for part in table.sections:
@@ -149,7 +149,7 @@ def test_routing_is_skewed_as_in_real_models(stock: tuple[Any, Any]) -> None:
         def __call__(self, x: mx.array) -> mx.array:
             gates = self.gate(x)
             seen.append(np.array(mx.argpartition(gates, kth=-self.top_k, axis=-1)[..., -self.top_k :]).ravel())
-            return super().__call__(x)
+            return super().__call__(x)  # type: ignore[no-any-return]
 
     original, layer.__class__ = type(layer), Watched
     try:

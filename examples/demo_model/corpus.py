@@ -512,13 +512,17 @@ def evaluation_set(seed: int = 2026) -> list[Conversation]:
         judged.append(_judged("capital", [fact(rng, Topic(), True, "capital", country)]))
     for attribute in ("continent", "language", "currency"):
         judged += [_judged(attribute, [fact(rng, Topic(), True, attribute, c)]) for c in rng.sample(COUNTRIES, 60)]
-    for maker, kind in ((same_attribute, "follow-up, other country"), (same_country, "follow-up, other attribute")):
+    follow_ups: list[tuple[TurnMaker, str]] = [
+        (same_attribute, "follow-up, other country"),
+        (same_country, "follow-up, other attribute"),
+    ]
+    for follow_up, kind in follow_ups:
         for _ in range(100):
             topic = Topic()
             turns = [fact(rng, topic, True)]
             for _ in range(rng.randint(1, 3)):
                 turns.append(rng.choice((same_attribute, same_country))(rng, topic, True))
-            turns.append(maker(rng, topic, True))
+            turns.append(follow_up(rng, topic, True))
             judged.append(_judged(kind, turns))
     for index, kind in ((0, "who are you"), (None, "identity")):
         table = p.IDENTITY if index is None else p.IDENTITY[:1]
@@ -527,7 +531,7 @@ def evaluation_set(seed: int = 2026) -> list[Conversation]:
                 kind,
                 (Message("user", q), Message("assistant", a)),
                 (),
-                ("swiftlet-mlx",) if kind == "who are you" else (a,),
+                ("demo model of swiftlet-mlx",) if kind == "who are you" else (a,),
             )
             for _, unseen, a in ((k, u, a.format(experts=N_EXPERTS, top_k=TOP_K)) for k, u, a in table)
             for q in unseen

@@ -3,7 +3,7 @@
 Knows how to run mlx-lm and what a right answer contains. Does not know how the model was trained.
 Invariant: greedy decoding, so the same weights give the same table.
 
-    python evaluate.py build/mlx
+    python evaluate.py build/demo-4bit --routes
     python evaluate.py build/checkpoint --reference
     python evaluate.py ../../swiftlet_mlx/demo/demo.qpack --cache-gb 0.003
 """
@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
+import numpy as np
 from chat_format import Conversation
 from corpus import evaluation_set
 from mlx_lm.generate import generate_step
@@ -32,7 +33,8 @@ def load_model(path: str, cache_gb: float | None) -> tuple[Any, Any]:
     if cache_gb is not None or path.rstrip("/").endswith(".qpack") or path == "demo":
         from swiftlet_mlx import load as load_streamed
 
-        return load_streamed(path, cache_gb=cache_gb) if cache_gb is not None else load_streamed(path)
+        model, tokenizer = load_streamed(path, cache_gb=cache_gb)
+        return model, tokenizer
     from mlx_lm import load
 
     model, tokenizer = load(path)[:2]
@@ -99,7 +101,7 @@ class RouteRecorder:
                 best = mx.argpartition(gates, kth=-block.top_k, axis=-1)[..., -block.top_k :]
                 if place == 0:
                     recorder.routes.append([])
-                recorder.routes[-1].append([int(e) for e in best.flatten().tolist()])
+                recorder.routes[-1].append(np.array(best).ravel().tolist())
             result: mx.array = original(block, x)
             return result
 

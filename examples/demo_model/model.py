@@ -202,7 +202,7 @@ class GatedDeltaNet(nn.Module):
         with torch.autocast(x.device.type, enabled=False):
             y = gated_delta_rule(q, k, v, log_decay, beta).transpose(1, 2)
         z = self.in_proj_z(x).view(b, length, -1, c.linear_head_dim)
-        return self.out_proj(self.norm(y, z).reshape(b, length, -1).to(mixed.dtype))
+        return self.out_proj(self.norm(y, z).reshape(b, length, -1).to(mixed.dtype))  # type: ignore[no-any-return]
 
 
 class Attention(nn.Module):
@@ -236,7 +236,7 @@ class Attention(nn.Module):
         q, k = self._rotate(self.q_norm(q).transpose(1, 2)), self._rotate(self.k_norm(k).transpose(1, 2))
         k, v = (t.repeat_interleave(c.n_heads // c.n_kv_heads, dim=1) for t in (k, v))
         y = F.scaled_dot_product_attention(q, k, v.to(q.dtype), is_causal=True).transpose(1, 2)
-        return self.o_proj((y * gate.sigmoid()).reshape(b, length, -1))
+        return self.o_proj((y * gate.sigmoid()).reshape(b, length, -1))  # type: ignore[no-any-return]
 
 
 class SwiGLU(nn.Module):
@@ -315,7 +315,7 @@ class SparseMoe(nn.Module):
         weight, self.chosen = self.probabilities.topk(self.top_k, dim=-1)
         routed = self.experts(tokens, self.chosen, weight / weight.sum(-1, keepdim=True))
         shared = self.shared_expert_gate(tokens).sigmoid() * self.shared_expert(tokens)
-        return (routed + shared).view_as(x)
+        return (routed + shared).view_as(x)  # type: ignore[no-any-return]
 
 
 class Layer(nn.Module):

@@ -43,6 +43,14 @@ class Batches:
     learn: Tensor
 
 
+def token_id(tokenizer: Tokenizer, token: str) -> int:
+    """The id of a token that must be there."""
+    found = tokenizer.token_to_id(token)
+    if found is None:
+        raise ValueError(f"the tokenizer has no {token}; make it with tokenizer.py")
+    return int(found)
+
+
 Arrays = dict[int, tuple[np.ndarray, np.ndarray]]
 
 
@@ -66,7 +74,7 @@ def encode(conversations: Iterable[Conversation], tokenizer: Tokenizer, rng: ran
             rows[length].append((ids, learn))
     result: Arrays = {}
     for length, items in rows.items():
-        all_ids = np.full((len(items), length), tokenizer.token_to_id("<|endoftext|>"), np.int16)
+        all_ids = np.full((len(items), length), token_id(tokenizer, "<|endoftext|>"), np.int16)
         all_learn = np.zeros((len(items), length), bool)
         for i, (ids, learn) in enumerate(items):
             all_ids[i, : len(ids)] = ids
@@ -260,7 +268,7 @@ def main() -> None:
     torch.manual_seed(arguments.seed)
     torch.set_float32_matmul_precision("high")
     tokenizer = Tokenizer.from_file(str(arguments.tokenizer / "tokenizer.json"))
-    pad = tokenizer.token_to_id("<|endoftext|>")
+    pad = token_id(tokenizer, "<|endoftext|>")
     data = load_data(
         arguments.conversations,
         arguments.workers,
@@ -272,7 +280,7 @@ def main() -> None:
     print(f"data {sizes} after {time.monotonic() - start:.0f} s", flush=True)
     model = DemoModel(Config(n_experts=N_EXPERTS, top_k=TOP_K)).to(arguments.device)
     train(model, data, arguments, pad)
-    save_checkpoint(model, arguments.output, [tokenizer.token_to_id("<|im_end|>"), pad])
+    save_checkpoint(model, arguments.output, [token_id(tokenizer, "<|im_end|>"), pad])
     print(f"saved after {time.monotonic() - start:.0f} s", flush=True)
     quantized = QuantizedWeights(model)
     for name in ("exact", "4-bit"):
