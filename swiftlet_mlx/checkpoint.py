@@ -17,7 +17,7 @@ from typing import Any
 
 from .config import ModelConfig, quantization_overrides, read_config
 from .errors import CheckpointError, ConfigError, RawCheckpoint, StreamingUnsupported
-from .qpack import MAX_EXPERTS, LayerTable, make_table, safe_relative
+from .qpack import MAX_EXPERTS, LayerTable, is_container, make_table, safe_relative
 from .safetensors import Header, TensorInfo, read_header
 
 INDEX = "model.safetensors.index.json"
@@ -67,6 +67,11 @@ def open_checkpoint(folder: Path) -> Checkpoint:
         StreamingUnsupported: the model has no routed experts, or none that can be told apart.
         SafetensorsError, ConfigError: a file is damaged.
     """
+    if is_container(folder):
+        raise CheckpointError(
+            f"{folder} is a .qpack container, not a checkpoint. It can be copied as it is, and checked with "
+            f"`swiftlet-mlx verify {folder}`"
+        )
     config = read_config(folder)
     files, promised, warnings = shard_files(folder)
     headers = {name: read_header(folder / name) for name in files}
@@ -188,8 +193,8 @@ def refuse_raw(folder: Path, tensors: Mapping[str, Located], config: Mapping[str
     command = f"`mlx_lm.convert --hf-path {folder} --mlx-path {folder.name}-mlx -q`"
     if fp8:
         raise RawCheckpoint(
-            f"{folder}: {fp8[0]} is {tensors[fp8[0]].info.dtype}: an FP8 export, whose scales would be lost by copying. "
-            f"Convert it first: {command}"
+            f"{folder}: {fp8[0]} is {tensors[fp8[0]].info.dtype}: an FP8 export, whose scales would be lost by "
+            f"copying. Convert it first: {command}"
         )
     if foreign or raw:
         raise RawCheckpoint(
@@ -274,8 +279,13 @@ def _check_overrides(folder: Path, config: Mapping[str, Any], tensors: Mapping[s
     for path, entry in quantization_overrides(config).items():
         weight, scales = (bare.get(f"{_bare(path)}.{part}") for part in ("weight", "scales"))
         group = entry.get("group_size")
-        if weight is None or scales is None or not scales.shape or type(group) is not int or group <= 0:
+        if weight is None or scales is None or type(group) is not int or group <= 0:
             continue
+        if not weight.shape or not scales.shape or not scales.shape[-1]:
+            raise ConfigError(
+                f"{folder}: config.json calls {path} quantized, its tensors have the shapes {list(weight.shape)} and "
+                f"{list(scales.shape)}. Convert the model again"
+            )
         found = quantized_width(weight, scales, group)
         if found != entry["bits"]:
             raise ConfigError(

@@ -20,6 +20,7 @@ _TOP_K = (
     "num_selected_experts", "experts_per_token",
 )  # fmt: skip
 _LAYERS = ("num_hidden_layers", "n_layers", "n_layer", "num_layers")
+_KINDS = ("layers_block_type", "hybrid_override_pattern", "layer_types")
 _CONTEXT = ("max_position_embeddings", "max_seq_len", "n_positions", "max_sequence_length")
 _MAX_BYTES = 16_000_000
 
@@ -50,7 +51,7 @@ class ModelConfig:
         model_type = config.get("model_type")
         if not isinstance(model_type, str) or not model_type.isidentifier():
             raise ConfigError(f"{where}: model_type is {model_type!r}; without one the model cannot be built")
-        layers = _first(config, text, _LAYERS, 4096)
+        layers = _first(config, text, _LAYERS, 4096) or _listed_layers(text)
         if not layers:
             raise ConfigError(f"{where}: none of {', '.join(_LAYERS)} gives the number of layers")
         return cls(
@@ -132,6 +133,12 @@ def _first(config: Mapping[str, Any], text: Mapping[str, Any], keys: tuple[str, 
             if type(value) is int and 0 < value <= limit:
                 return value
     return 0
+
+
+def _listed_layers(text: Mapping[str, Any]) -> int:
+    """The number of layers where only their kinds are listed, one a layer."""
+    kinds = next((text[key] for key in _KINDS if isinstance(text.get(key), (list, str))), ())
+    return len(kinds) if len(kinds) <= 4096 else 0
 
 
 def _tied(config: Mapping[str, Any], text: Mapping[str, Any]) -> bool:

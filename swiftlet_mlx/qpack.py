@@ -161,11 +161,41 @@ def make_table(layer: int, expert_count: int, parts: Mapping[str, tuple[str, tup
 
 
 def version_for(layers: Mapping[int, LayerTable], layer_count: int) -> int:
-    """1 where version 1 can say it, else 2: layers that differ, layers without experts, other section names."""
+    """1 where version 1 can say it, else 2: layers that differ, layers without experts, other sections or widths."""
     tables = list(layers.values())
-    alike = all((t.expert_count, t.stride, t.sections) == _key(tables[0]) for t in tables)
-    plain = all(s.name in V1_SECTIONS for t in tables for s in t.sections)
-    return 1 if alike and plain and sorted(layers) == list(range(layer_count)) else 2
+    alike = all(_key(t) == _key(tables[0]) for t in tables)
+    every = sorted(layers) == list(range(layer_count))
+    return 1 if alike and every and v1_width(tables[0]) is not None else 2
+
+
+def v1_width(table: LayerTable) -> tuple[int, int] | None:
+    """Bits and group size of a layer's experts, which version 1 gives once for all, in the manifest.
+
+    They follow from shapes: `down_proj` takes in what `gate_proj` puts out, and the other way round.
+
+    Returns:
+        `(0, 0)` for experts that are not quantized; None where version 1 cannot say it: projections that differ,
+        quantization without biases, other sections.
+    """
+    parts = {s.name: s for s in table.sections}
+    if not parts.keys() <= set(V1_SECTIONS):
+        return None
+    widths = set()
+    for name, opposite in (("gate_proj", "down_proj"), ("up_proj", "down_proj"), ("down_proj", "gate_proj")):
+        weight, scales, biases = (parts.get(f"{name}.{part}") for part in ("weight", "scales", "biases"))
+        other = parts.get(f"{opposite}.weight")
+        if weight is None or other is None or (scales is None) != (biases is None):
+            return None
+        if scales is None:
+            widths.add((0, 0))
+            continue
+        if len(weight.shape) != 2 or len(scales.shape) != 2 or len(other.shape) != 2:
+            return None
+        inputs = other.shape[0]
+        if weight.shape[1] * 32 % inputs or inputs % scales.shape[1]:
+            return None
+        widths.add((weight.shape[1] * 32 // inputs, inputs // scales.shape[1]))
+    return widths.pop() if len(widths) == 1 else None
 
 
 def layout_json(layers: Mapping[int, LayerTable], layer_count: int, linear_layers: tuple[bool, ...]) -> bytes:
@@ -181,7 +211,7 @@ def layout_json(layers: Mapping[int, LayerTable], layer_count: int, linear_layer
 
 
 def to_json(value: Any) -> bytes:
-    return json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False).encode() + b"\n"
+    return json.dumps(value, indent=2, sort_keys=True).encode() + b"\n"
 
 
 def is_container(path: Path) -> bool:

@@ -15,7 +15,7 @@ from typing import Any
 
 from swiftlet_mlx.checkpoint import Checkpoint, Located
 from swiftlet_mlx.errors import RepackError
-from swiftlet_mlx.qpack import CONFIG, DENSE, LAYOUT, MAGIC, LayerTable, layout_json, to_json, version_for
+from swiftlet_mlx.qpack import CONFIG, DENSE, LAYOUT, MAGIC, LayerTable, layout_json, to_json, v1_width, version_for
 from swiftlet_mlx.safetensors import build_header
 
 from .places import Segment
@@ -31,7 +31,7 @@ Model, ModelArgs = model_classes(Path(__file__).parent)
 SMALL_FILES = (
     "tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt", "merges.txt",
     "added_tokens.json", "special_tokens_map.json", "chat_template.jinja", "chat_template.json",
-    "generation_config.json", "preprocessor_config.json", "LICENSE", "LICENSE.txt",
+    "generation_config.json", "preprocessor_config.json", "LICENSE", "LICENSE.txt", "LICENSE.md", "NOTICE",
 )  # fmt: skip
 _MAX_SMALL_BYTES = 256_000_000
 
@@ -122,15 +122,19 @@ class Plan:
             source: What to call the checkpoint.
             sizes: Sizes of all files, manifest and hashes excepted.
         """
-        settings = self.checkpoint.config.get("quantization") or {}
+        version = version_for(self.tables, self.checkpoint.shape.layer_count)
+        bits, group_size = _default_width(self.checkpoint.config)
+        width = v1_width(self.tables[0]) if version == 1 else None
+        if width is not None and width != (0, 0):
+            bits, group_size = width  # a version 1 reader takes the experts' width from here, whatever the default
         return to_json(
             {
                 "magic": MAGIC,
-                "version": version_for(self.tables, self.checkpoint.shape.layer_count),
+                "version": version,
                 "modelName": self.checkpoint.shape.model_type,
                 "sourceCheckpoint": source,
-                "quantBits": settings.get("bits"),
-                "quantGroupSize": settings.get("group_size"),
+                "quantBits": bits,
+                "quantGroupSize": group_size,
                 "files": dict(sorted(sizes.items())),
             }
         )
@@ -158,6 +162,10 @@ def make_plan(checkpoint: Checkpoint, exists: Callable[[str], bool] | None = Non
     if checkpoint.vision:
         nbytes = sum(at.info.nbytes for at in checkpoint.vision.values())
         left_out.append(f"{len(checkpoint.vision)} vision tensors ({nbytes / 1e9:.2f} GB): images are not supported")
+    if checkpoint.config.get("model_file"):
+        remarks.append(
+            f"config.json names {checkpoint.config['model_file']!r}: code from a model folder is neither run nor copied"
+        )
     if "tokenizer.json" not in copied and "tokenizer.model" not in copied:
         remarks.append("the source has no tokenizer: only token ids will go in and out")
     elif not _has_template(checkpoint.folder, copied):
@@ -178,7 +186,15 @@ def make_plan(checkpoint: Checkpoint, exists: Callable[[str], bool] | None = Non
 
 def config_text(config: Mapping[str, Any]) -> bytes:
     """The container's config.json: the source's, with the model file through which unmodified mlx-lm streams it."""
-    return json.dumps({**config, "model_file": SHIM}, indent=4, ensure_ascii=False).encode() + b"\n"
+    return json.dumps({**config, "model_file": SHIM}, indent=4).encode() + b"\n"
+
+
+def _default_width(config: Mapping[str, Any]) -> tuple[int | None, int | None]:
+    """The config's default bits and group size, None where it gives none."""
+    settings = config.get("quantization") or config.get("quantization_config")
+    settings = settings if isinstance(settings, dict) else {}
+    bits, group_size = (settings.get(key) for key in ("bits", "group_size"))
+    return (bits if type(bits) is int else None), (group_size if type(group_size) is int else None)
 
 
 def small_text(folder: Path, name: str) -> bytes:

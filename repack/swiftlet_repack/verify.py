@@ -6,16 +6,28 @@ verdict, so one run names every bad file; memory stays at a few megabytes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from swiftlet_mlx.checkpoint import Checkpoint, Located, open_checkpoint
 from swiftlet_mlx.errors import ContainerError, HashMismatch, ReadFailed
-from swiftlet_mlx.qpack import DENSE, HASHES, LAYOUT, MANIFEST, Container, open_container, read_json, safe_relative
+from swiftlet_mlx.qpack import (
+    DENSE,
+    HASHES,
+    LAYOUT,
+    MANIFEST,
+    Container,
+    LayerTable,
+    Section,
+    layer_file,
+    open_container,
+    read_json,
+    safe_relative,
+)
 from swiftlet_mlx.reader import CheckpointSource, ContainerSource, ExpertSource
-from swiftlet_mlx.safetensors import TensorInfo, read_header
+from swiftlet_mlx.safetensors import read_header
 
 from .hashing import hash_files
 from .plan import MTP
@@ -53,12 +65,15 @@ def verify(
         progress: Called with bytes done, bytes in all, and what is being checked.
 
     Raises:
-        ContainerError: the structure is wrong.
+        ContainerError, SafetensorsError: the structure is wrong.
         HashMismatch: naming the files, or the tensors, whose bytes differ, and the first offset.
     """
     container = open_container(path)
     hashes = read_hashes(path)
     hashed_bytes = _check_hashes(container, hashes, progress)
+    for name in (DENSE, MTP):
+        if (path / name).is_file():
+            read_header(path / name)
     compared = _compare(container, open_checkpoint(source), progress) if source is not None else 0
     named = {*container.files, DENSE, MANIFEST, LAYOUT, *(t.file_name for t in container.layers.values())}
     return Verified(len(hashes), hashed_bytes, compared, tuple(sorted(named - set(hashes))) if hashes else ())
@@ -109,7 +124,7 @@ def _compare(container: Container, checkpoint: Checkpoint, progress: OnProgress)
         mtp = {_bare(n): at for n, at in checkpoint.mtp.items()}
         done += _compare_tensors(container.path / MTP, mtp, checkpoint, bad, lambda n: None)
     if alike:
-        done = _compare_experts(ContainerSource(container), CheckpointSource(checkpoint), done, total, bad, progress)
+        done = _compare_experts(container, checkpoint, done, total, bad, progress)
     _refuse(container.path, bad, f"Repack it: `swiftlet-mlx repack --source {checkpoint.folder} --output NEW.qpack`")
     return done
 
@@ -127,7 +142,7 @@ def _compare_tensors(
             bad.append(f"{path.name}: tensor {name} is {info.dtype} {list(info.shape)}, in the source {at.info.dtype} "
                        f"{list(at.info.shape)}")  # fmt: skip
             continue
-        first = _first_difference(path, info, checkpoint.folder / at.file, at.info)
+        first = _first_difference(path, info.start, checkpoint.folder / at.file, at.info.start, info.nbytes)
         if first is not None:
             bad.append(f"{path.name}: tensor {name} differs from byte {first} on")
         done += info.nbytes
@@ -135,13 +150,13 @@ def _compare_tensors(
     return done
 
 
-def _first_difference(path: Path, info: TensorInfo, other: Path, theirs: TensorInfo) -> int | None:
+def _first_difference(path: Path, start: int, other: Path, other_start: int, nbytes: int) -> int | None:
     with open(path, "rb", buffering=0) as a, open(other, "rb", buffering=0) as b:
-        a.seek(info.start)
-        b.seek(theirs.start)
+        a.seek(start)
+        b.seek(other_start)
         at = 0
-        while at < info.nbytes:
-            want = min(BLOCK_BYTES, info.nbytes - at)
+        while at < nbytes:
+            want = min(BLOCK_BYTES, nbytes - at)
             left, right = _read_all(a, want), _read_all(b, want)
             if left != right:
                 return at + next(i for i, (x, y) in enumerate(zip(left, right, strict=True)) if x != y)
@@ -160,25 +175,55 @@ def _read_all(file: Any, n: int) -> bytes:
 
 
 def _compare_experts(
-    ours: ExpertSource, theirs: ExpertSource, done: int, total: int, bad: list[str], progress: OnProgress
+    container: Container, checkpoint: Checkpoint, done: int, total: int, bad: list[str], progress: OnProgress
 ) -> int:
-    for layer, table in ours.tables.items():
-        left, right = ([bytearray(s.size) for s in table.sections] for _ in range(2))
-        for expert in range(table.expert_count):
-            ours.read(layer, expert, [[memoryview(b) for b in left]])
-            theirs.read(layer, expert, [[memoryview(b) for b in right]])
-            for section, a, b in zip(table.sections, left, right, strict=True):
-                if a != b:
-                    first = next(i for i, (x, y) in enumerate(zip(a, b, strict=True)) if x != y)
-                    bad.append(
-                        f"{table.file_name}: expert {expert}, {section.name} differs from byte {first} on "
-                        f"(offset {expert * table.stride + section.offset + first} in the file)"
-                    )
-            done += table.payload_bytes
-            progress(done, total, table.file_name)
-    ours.close()
-    theirs.close()
+    ours, theirs = ContainerSource(container), CheckpointSource(checkpoint)
+    try:
+        for layer, table in container.layers.items():
+            if table.stride > BLOCK_BYTES:
+                faults = _large_differences(container, checkpoint, table)
+            else:
+                faults = _layer_differences(ours, theirs, table)
+            for expert, section, first in faults:
+                bad.append(
+                    f"{table.file_name}: expert {expert}, {section.name} differs from byte {first} on "
+                    f"(offset {expert * table.stride + section.offset + first} in the file)"
+                )
+            done += table.expert_count * table.payload_bytes
+            progress(done, total, layer_file(layer))
+    finally:
+        ours.close()
+        theirs.close()
     return done
+
+
+Fault = tuple[int, Section, int]  # expert, section, first byte of it that differs
+
+
+def _layer_differences(ours: ExpertSource, theirs: ExpertSource, table: LayerTable) -> Iterator[Fault]:
+    left, right = ([bytearray(s.size) for s in table.sections] for _ in range(2))
+    for expert in range(table.expert_count):
+        ours.read(table.layer, expert, [[memoryview(b) for b in left]])
+        theirs.read(table.layer, expert, [[memoryview(b) for b in right]])
+        for section, a, b in zip(table.sections, left, right, strict=True):
+            if a != b:
+                yield expert, section, next(i for i, (x, y) in enumerate(zip(a, b, strict=True)) if x != y)
+
+
+def _large_differences(container: Container, checkpoint: Checkpoint, table: LayerTable) -> Iterator[Fault]:
+    """The same for experts too large to be held whole."""
+    for expert in range(table.expert_count):
+        for section in table.sections:
+            at = checkpoint.experts[table.layer][section.name]
+            first = _first_difference(
+                container.path / table.file_name,
+                expert * table.stride + section.offset,
+                checkpoint.folder / at.file,
+                at.info.start + expert * section.size,
+                section.size,
+            )
+            if first is not None:
+                yield expert, section, first
 
 
 def _refuse(path: Path, bad: list[str], remedy: str) -> None:

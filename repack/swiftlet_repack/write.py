@@ -8,16 +8,16 @@ short is continued file by file, from the same source only, and gives the same b
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 
 from swiftlet_mlx.checkpoint import Checkpoint, open_checkpoint
 from swiftlet_mlx.errors import DiskFull, ReadFailed, RepackError
-from swiftlet_mlx.qpack import HASHES, MANIFEST, LayerTable, to_json
+from swiftlet_mlx.qpack import HASHES, LAYOUT, MANIFEST, LayerTable, to_json
 from swiftlet_mlx.reader import CheckpointSource
 
+from .places import sync_file
 from .plan import Plan, TensorFile, make_plan, small_text
 from .staging import MARGIN_BYTES, Staging, allocated_bytes, free_bytes, in_words
 
@@ -60,7 +60,8 @@ def repack_checkpoint(
     total = sum(plan.large_sizes.values())
     staging = Staging(output.expanduser().absolute())
     with staging.open(restart=restart) as journal:
-        journal.begin({"source": str(source.resolve()), "files": _identity(checkpoint)})
+        identity = _identity(checkpoint)
+        journal.begin({"source": str(source.resolve()), "files": identity, "plan": _digest(plan)})
         _check_room(staging, total)
         done = 0
         with in_words(staging.folder):
@@ -71,7 +72,7 @@ def repack_checkpoint(
                     journal.mark_verified(name, _write(path, blocks, report))
                 done += nbytes
                 progress(done, total, name)
-            _same_still(checkpoint)
+            _same_still(checkpoint, identity)
             _finish(staging.folder, plan, small, journal.verified, source.resolve().name)
     staging.seal()
     return output
@@ -84,7 +85,9 @@ def _large_files(plan: Plan) -> Iterator[tuple[str, int, Iterator[memoryview]]]:
     source = CheckpointSource(plan.checkpoint)
     try:
         for table in plan.tables.values():
-            yield table.file_name, table.file_bytes, _layer_blocks(source, table)
+            large = table.stride > COPY_BYTES
+            blocks = _large_blobs(plan.checkpoint, table) if large else _layer_blocks(source, table)
+            yield table.file_name, table.file_bytes, blocks
     finally:
         source.close()
 
@@ -93,15 +96,7 @@ def _tensor_blocks(checkpoint: Checkpoint, file: TensorFile) -> Iterator[memoryv
     yield memoryview(file.header)
     buffer = memoryview(bytearray(COPY_BYTES))
     for name, at, _ in file.tensors:
-        with open(checkpoint.folder / at.file, "rb", buffering=0) as source:
-            source.seek(at.info.start)
-            left = at.info.nbytes
-            while left:
-                n = source.readinto(buffer[: min(left, COPY_BYTES)])
-                if not n:
-                    raise ReadFailed(f"{checkpoint.folder / at.file}: ends {left} bytes before the end of {name}")
-                yield buffer[:n]
-                left -= n
+        yield from _range(checkpoint.folder / at.file, at.info.start, at.info.nbytes, name, buffer)
 
 
 def _layer_blocks(source: CheckpointSource, table: LayerTable) -> Iterator[memoryview]:
@@ -117,6 +112,34 @@ def _layer_blocks(source: CheckpointSource, table: LayerTable) -> Iterator[memor
         yield buffer[: count * table.stride]
 
 
+def _large_blobs(checkpoint: Checkpoint, table: LayerTable) -> Iterator[memoryview]:
+    """The same for experts too large to be held whole: section after section, a piece at a time."""
+    buffer = memoryview(bytearray(COPY_BYTES))
+    padding = memoryview(bytes(table.stride - table.payload_bytes))
+    for expert in range(table.expert_count):
+        for section in table.sections:
+            at = checkpoint.experts[table.layer][section.name]
+            start = at.info.start + expert * section.size
+            yield from _range(checkpoint.folder / at.file, start, section.size, section.name, buffer)
+        yield padding
+
+
+def _range(path: Path, start: int, nbytes: int, what: str, buffer: memoryview) -> Iterator[memoryview]:
+    """Bytes of one file in order, each piece valid until the next."""
+    left = nbytes
+    try:
+        with open(path, "rb", buffering=0) as source:
+            source.seek(start)
+            while left:
+                n = source.readinto(buffer[: min(left, len(buffer))])
+                if not n:
+                    raise ReadFailed(f"{path}: ends {left} bytes before the end of {what}")
+                yield buffer[:n]
+                left -= n
+    except OSError as error:
+        raise ReadFailed(f"{path}: {what}: {nbytes - left} of {nbytes} bytes read ({error.strerror})") from None
+
+
 def _write(path: Path, blocks: Iterator[memoryview], on_bytes: Callable[[int], None]) -> str:
     """Write blocks into a new file, flush it, return the sha256 of what was written."""
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -128,7 +151,7 @@ def _write(path: Path, blocks: Iterator[memoryview], on_bytes: Callable[[int], N
                 block = block[file.write(block) :]
             done = file.tell()
             on_bytes(done)
-        os.fsync(file.fileno())
+        sync_file(file.fileno())
     return digest.hexdigest()
 
 
@@ -156,9 +179,20 @@ def _identity(checkpoint: Checkpoint) -> dict[str, list[int]]:
     return found
 
 
-def _same_still(checkpoint: Checkpoint) -> None:
+def _digest(plan: Plan) -> str:
+    """What tells another plan for the same files from this one: another config, other headers, another version."""
+    told = hashlib.sha256(plan.written[LAYOUT])
+    for file in plan.tensor_files:
+        told.update(file.header)
+    for tensors in (plan.checkpoint.dense, plan.checkpoint.mtp, *plan.checkpoint.experts.values()):
+        for name, at in sorted(tensors.items()):
+            told.update(repr((name, at.file, at.info.start, at.info.stop)).encode())
+    return told.hexdigest()
+
+
+def _same_still(checkpoint: Checkpoint, identity: Mapping[str, list[int]]) -> None:
     again = open_checkpoint(checkpoint.folder)
-    if again.tables != checkpoint.tables or again.dense != checkpoint.dense:
+    if again != checkpoint or _identity(again) != identity:
         raise RepackError(f"{checkpoint.folder} changed while it was read; repeat the command with --restart")
 
 
