@@ -14,6 +14,7 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -96,7 +97,7 @@ def make_container(
     with _output(folder, total) as part:
         (part / LAYOUT).parent.mkdir()
         out = _Out(total, progress)
-        out.write(part / DENSE, (_bytes(header), *_all(model.dense)))
+        out.write(part / DENSE, chain([_bytes(header)], _all(model.dense)))
         for layer, table in model.tables.items():
             out.write(part / table.file_name, model.experts.blobs(layer, table))
         (part / LAYOUT).write_bytes(layout_json(model.tables, len(model.tables), model.linear))
@@ -138,7 +139,7 @@ def make_checkpoint(
         for n, tensors in enumerate(files):
             name = f"model-{n + 1:05d}-of-{len(files):05d}.safetensors"
             header = build_header([(t.name, t.tag, t.shape) for t in tensors], {"format": "mlx"})
-            out.write(part / name, (_bytes(header), *_all(tensors)))
+            out.write(part / name, chain([_bytes(header)], _all(tensors)))
             weight_map.update({t.name: name for t in tensors})
         index = {"metadata": {"total_size": total}, "weight_map": weight_map}
         (part / "model.safetensors.index.json").write_text(json.dumps(index, indent=1))
@@ -217,33 +218,49 @@ class _Model:
         deviation, kind = self._deviation(module, width)
         gate = module.endswith(_GATES)
         bits = 8 if gate and f.bits else f.bits
-        values: weights.Floats | None = None
         if module.endswith("mlp.gate"):
-            layer = int(name.split("layers.")[1].split(".")[0])
-            values = weights.router(weights.generator(seed, name), rows, width, self.top_k, layer, self.layers)
+            kind = "router"
         if bits is None:
-            yield Tensor(name, f.tag, shape, partial(_unquantized, seed, name, shape, deviation, kind, f.tag, values))
+            yield Tensor(name, f.tag, shape, lambda: self._unquantized(name, rows, width, deviation, kind))
             return
         if width % f.group_size:
             raise OptionError(f"{name}: a width of {width} cannot be quantized in groups of {f.group_size}")
         if gate:
             self.overrides[module] = {"group_size": f.group_size, "bits": 8}
-        packed, groups = (rows, width * bits // 32), (rows, width // f.group_size)
-        if values is not None:
-            yield from _quantized_gate(module, values, f)
-            return
-        yield Tensor(
-            name, "U32", packed,
-            lambda: weights.quantized(weights.generator(seed, name), rows, width, bits, kind),
-        )  # fmt: skip
-        for index, part in enumerate(("scales", "biases")):
+        shapes = {"weight": ("U32", (rows, width * bits // 32))}
+        shapes |= dict.fromkeys(("scales", "biases"), (f.tag, (rows, width // f.group_size)))
+        for part, (tag, own) in shapes.items():
+            if kind == "router":
+                blocks = partial(self._quantized_router, name, rows, width, part)
+            elif part == "weight":
+                blocks = partial(_packed, seed, name, rows, width, bits, kind)
+            else:
+                blocks = partial(_scales, seed, name, own[0] * own[1], deviation, 1 << bits, kind, part, f.tag)
+            yield Tensor(f"{module}.{part}", tag, own, blocks)
 
-            def blocks(index: int = index) -> Blocks:
-                rng = weights.generator(seed, name, "scales")
-                pair = weights.scales(rng, groups[0] * groups[1], deviation, 1 << bits, kind)
-                yield weights.as_tag(pair[index], f.tag)
+    def _router(self, name: str, rows: int, width: int) -> weights.Floats:
+        layer = int(name.split("layers.")[1].split(".")[0])
+        return weights.router(weights.generator(self.seed, name), rows, width, self.top_k, layer, self.layers)
 
-            yield Tensor(f"{module}.{part}", f.tag, groups, blocks)
+    def _unquantized(self, name: str, rows: int, width: int, deviation: float, kind: str) -> Blocks:
+        rng, tag = weights.generator(self.seed, name), self.format.tag
+        if kind == "router":
+            return iter([weights.as_tag(self._router(name, rows, width), tag)])
+        if kind == "embedding":
+            return weights.embedding(rng, rows, width, tag)
+        if kind == "output":
+            return weights.output_layer(rng, rows, width, tag)
+        return weights.plain(rng, rows, width, deviation, tag)
+
+    def _quantized_router(self, name: str, rows: int, width: int, part: str) -> Blocks:
+        """A router's weights in 8 bits."""
+        groups = self._router(name, rows, width).reshape(rows, -1, self.format.group_size)
+        low, high = groups.min(-1), groups.max(-1)
+        scale = _floats((high - low) / 255)
+        if part == "weight":
+            yield np.rint((groups - low[..., None]) / scale[..., None]).clip(0, 255).astype(np.uint8).reshape(-1)
+        else:
+            yield weights.as_tag(scale if part == "scales" else low, self.format.tag)
 
     def _deviation(self, module: str, width: int) -> tuple[float, str]:
         if module.endswith("embed_tokens"):
@@ -389,44 +406,20 @@ class _output:
             shutil.rmtree(self._part, ignore_errors=True)
 
 
-def _unquantized(
-    seed: int,
-    name: str,
-    shape: tuple[int, ...],
-    deviation: float,
-    kind: str,
-    tag: str,
-    values: weights.Floats | None,
-) -> Blocks:
-    if values is not None:
-        return iter([weights.as_tag(values, tag)])
-    rng, (rows, width) = weights.generator(seed, name), shape
-    if kind == "embedding":
-        return weights.embedding(rng, rows, width, tag)
-    if kind == "output":
-        return weights.output_layer(rng, rows, width, tag)
-    return weights.plain(rng, rows, width, deviation, tag)
+def _packed(seed: int, name: str, rows: int, width: int, bits: int, kind: str) -> Blocks:
+    return weights.quantized(weights.generator(seed, name), rows, width, bits, kind)
 
 
-def _quantized_gate(module: str, values: weights.Floats, f: Format) -> Iterator[Tensor]:
-    """A router's weights in 8 bits."""
-    rows, width = values.shape
-    groups = values.reshape(rows, width // f.group_size, f.group_size)
-    low, high = groups.min(-1), groups.max(-1)
-    scale = ((high - low) / 255).astype(np.float32)
-    level = np.rint((groups - low[..., None]) / scale[..., None]).clip(0, 255).astype(np.uint8)
-    parts = {"scales": weights.as_tag(scale, f.tag), "biases": weights.as_tag(low.astype(np.float32), f.tag)}
-    yield Tensor(f"{module}.weight", "U32", (rows, width // 4), lambda: iter([level.reshape(-1)]))
-    for part, data in parts.items():
-        yield Tensor(f"{module}.{part}", f.tag, scale.shape, partial(_once, data))
+def _scales(seed: int, name: str, n: int, deviation: float, levels: int, kind: str, part: str, tag: str) -> Blocks:
+    """Scales or biases of `n` groups; both come from the same numbers."""
+    rng = weights.generator(seed, name, "scales")
+    for at in range(0, n, weights.BLOCK):
+        pair = weights.scales(rng, min(weights.BLOCK, n - at), deviation, levels, kind)
+        yield weights.as_tag(pair[part == "biases"], tag)
 
 
 def _floats(values: NDArray[np.floating[Any]]) -> weights.Floats:
     return values.astype(np.float32)
-
-
-def _once(data: NDArray[np.uint8]) -> Blocks:
-    return iter([data])
 
 
 def _all(tensors: Iterable[Tensor]) -> Blocks:

@@ -24,8 +24,8 @@ BLOCK = 1 << 21  # elements made at a time
 
 PATTERN = 0.577  # of the alternating pattern, against noise of 1: what an offset of a quarter of the levels gives
 ROUTER_NOISE = 1.3  # standard deviation of a router's logits over tokens
-ROUTER_BIAS = 0.55  # of its fixed preferences, against that noise: the busiest quarter then gets about 70 % of picks
-LOUD_BIAS = 2.0  # of experts that nearly every token takes; there is one for every four choices
+ROUTER_BIAS = 0.65  # of its fixed preferences, against that noise: the busiest quarter then gets 65 to 80 % of picks
+LOUD_BIAS = 2.3  # of experts that nearly every token takes; there is one for every four choices
 GROWTH = 3.0  # variance that all layers together add to the residual stream, against the embedding's noise of 1
 
 
