@@ -139,6 +139,20 @@ def test_swiftlets_containers_without_hashes_get_them(hub: LoopbackHub, tmp_path
     assert got == json.loads((made / "hashes.json").read_bytes())
 
 
+def test_a_container_of_swiftlets_installer_gets_its_tokenizer_though_the_manifest_is_silent(
+    hub: LoopbackHub, tmp_path: Path
+) -> None:
+    layers = {f"packed_experts/layer_{n:02d}.bin": 65_536 for n in range(2)}
+    made = make_container(tmp_path / "made", extra={"files": {**layers, "model.safetensors": 4088}}, hashes=False)
+    for name in ("chat_template.jinja", "evil.py", "notes.json"):
+        (made / name).write_text("{{ x }}")
+    outline, _ = install(offer(hub, made, "hub"), tmp_path / "out.qpack")
+    got = set(content(tmp_path / "out.qpack"))
+    assert {"tokenizer.json", "chat_template.jinja", "config.json", "hashes.json", *layers} <= got
+    assert outline.left_out == ("evil.py", "notes.json")
+    assert not got & {"evil.py", "notes.json"}
+
+
 def test_looking_only_leaves_nothing_behind(hub: LoopbackHub, made: Path, tmp_path: Path) -> None:
     with Installation(offer(hub, made, "hub"), tmp_path / "out.qpack", patience=HASTY) as work:
         outline = work.look()

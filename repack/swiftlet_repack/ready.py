@@ -2,9 +2,9 @@
 byte.
 
 Knows manifest, layout and hashes; fetches only small JSON files. Invariant: a file is planned only if the
-manifest or the format names it, its path stays inside the folder, and the source announces the size that the
-manifest and the layout give it; so a source cannot make an installation write anything else, or more than it
-said.
+manifest names it or the format knows it (Swiftlet's installer lists the large files only), its path stays
+inside the folder, and the source announces the size that manifest and layout give it; so a source cannot make
+an installation write anything else, or more than it said.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ from .fetch import RemoteFile
 from .hub import Listing
 from .mirror import parse_hashes
 from .places import STATE
+from .plan import SMALL_FILES
 
 HEAD_FILES = (MANIFEST, LAYOUT, CONFIG, HASHES)  # read before the plan is made
 
@@ -92,8 +93,9 @@ def plan_ready(listing: Listing, folder: Path) -> ReadyPlan:
                 f"{table.file_bytes}; the container at the source is damaged"
             )
     wanted = {**dict.fromkeys((MANIFEST, LAYOUT, CONFIG, DENSE)), **sizes}
-    if HASHES in listing.files:
-        wanted.setdefault(HASHES)
+    for name in (HASHES, *SMALL_FILES):
+        if name in listing.files:
+            wanted.setdefault(name)
     _check_names(wanted, where)
     faults = []
     for name, size in wanted.items():
