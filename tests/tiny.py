@@ -37,6 +37,22 @@ def make_config(
         return {"model_type": kind, "text_config": {**text, "rope_parameters": rope}}
     if kind == "qwen3_moe":
         return {"model_type": kind, **shared, "rope_theta": 10000.0, "mlp_only_layers": []}
+    if kind == "gpt_oss":  # experts with a bias
+        del shared["num_experts"]
+        own = {"num_local_experts": experts, "sliding_window": 32, "rope_theta": 10000}
+        kinds = ["sliding_attention" if n % 2 == 0 else "full_attention" for n in range(layers)]
+        return {"model_type": kind, **shared, **own, "intermediate_size": 32, "layer_types": kinds}
+    if kind == "nemotron_h":  # fc1 and fc2; most layers have no experts
+        del shared["num_experts"]
+        mamba = {"mamba_num_heads": 4, "mamba_head_dim": 16, "ssm_state_size": 16, "conv_kernel": 4, "n_groups": 1}
+        no_bias = dict.fromkeys(("attention_bias", "mamba_proj_bias", "mlp_bias", "use_bias"), False)
+        own = {"n_routed_experts": experts, "n_group": 1, "topk_group": 1, "routed_scaling_factor": 1.0}
+        rest = {
+            "layer_norm_epsilon": 1e-5,
+            "use_conv_bias": True,
+            "hybrid_override_pattern": ("ME*E" * layers)[:layers],
+        }
+        return {"model_type": kind, **shared, **mamba, **no_bias, **own, **rest}
     raise ValueError(kind)
 
 
@@ -44,6 +60,7 @@ def make_checkpoint(
     folder: Path,
     kind: str = "qwen3_next",
     bits: int | str | None = None,
+    mode: str = "affine",
     dtype: mx.Dtype = mx.float32,
     shards: int = 1,
     seed: int = 0,
@@ -55,8 +72,10 @@ def make_checkpoint(
 
     Args:
         folder: To be made.
-        kind: `qwen3_next`, `qwen3_5_moe` or `qwen3_moe`.
-        bits: None, a width, or `mixed`: experts of 4 bits, those of layer 1 of 8, one `down_proj` of 6.
+        kind: `qwen3_next`, `qwen3_5_moe`, `qwen3_moe`, `gpt_oss` or `nemotron_h`.
+        bits: None, a width, or `mixed`: experts of 4 bits, those of layer 1 of 8, one `down_proj` of 6; or `widths`:
+            experts of 4 bits, every `down_proj` of 8.
+        mode: Of the quantization: `affine`, `mxfp4`, `mxfp8`, or `nvfp4`, that with a scale of its own an expert.
         dtype: Of everything that is not quantized.
         shards: Files to spread the tensors over; more than one comes with an index.
         seed: Of the weights.
@@ -73,8 +92,9 @@ def make_checkpoint(
     model = _random_model(config, dtype, seed)
     if bits is not None:
         model, config = quantize_model(
-            model, config, 32, 4 if bits == "mixed" else int(bits), quant_predicate=_predicate(bits)
-        )
+            model, config, 16 if mode == "nvfp4" else 32, int(bits) if isinstance(bits, int) else 4, mode,
+            global_scale=mode == "nvfp4", quant_predicate=_predicate(bits, mode)
+        )  # fmt: skip
     save_model(folder, model)
     save_config(config, folder / "config.json")
     if shards > 1:
@@ -126,7 +146,11 @@ def _random_model(config: dict[str, Any], dtype: mx.Dtype, seed: int) -> nn.Modu
     return model
 
 
-def _predicate(bits: int | str) -> Any:
+def _predicate(bits: int | str, mode: str) -> Any:
+    if mode != "affine":
+        return lambda path, module: path.endswith(("_proj", "fc1", "fc2"))  # a router of its own width is affine only
+    if bits == "widths":
+        return lambda path, module: {"group_size": 32, "bits": 8} if path.endswith("switch_mlp.down_proj") else True
     if bits != "mixed":
         return None
 
