@@ -138,6 +138,8 @@ def use_layer_major(
     shared = settings or LayerMajor()
     layers = list(model.layers)
     caches = list(model.make_cache()) if hasattr(model, "make_cache") else [KVCache() for _ in layers]
+    if len(caches) != len(layers):  # layers that share a cache or have none: not told apart here
+        return 0
     n = 0
     for layer, cache in zip(layers, caches, strict=True):
         if isinstance(layer, nn.Module) and part_of(layer) is None:
@@ -337,11 +339,15 @@ def _joined(pieces: list[mx.array]) -> mx.array:
     return pieces[0] if len(pieces) == 1 else mx.concatenate(pieces)
 
 
+def carries_the_past(cache: Any) -> bool:
+    """Whether a layer with this cache may see its tokens in chunks: the cache holds all that came before."""
+    return type(cache) in (KVCache, QuantizedKVCache, ArraysCache)
+
+
 def _divisible(mask: Any, cache: Any) -> bool:
-    """Whether a layer may see its tokens in chunks: its cache carries all of the past, its mask is no array."""
-    if isinstance(mask, str):
-        return mask == "causal" and type(cache) in (KVCache, QuantizedKVCache)
-    return mask is None and type(cache) is ArraysCache
+    """Whether a layer may see these tokens in chunks: its mask, too, must be the same for any number of them."""
+    plain = mask is None if type(cache) is ArraysCache else isinstance(mask, str) and mask == "causal"
+    return plain and carries_the_past(cache)
 
 
 def _spans(n: int, size: int) -> list[tuple[int, int]]:

@@ -19,11 +19,11 @@ from mlx_lm.models.cache import ArraysCache, KVCache, QuantizedKVCache
 
 from .device import backend
 from .errors import ContextFull, MemoryFull
-from .layer_major import layer_norm, part_of
+from .layer_major import carries_the_past, layer_norm, part_of
 from .memory import available_bytes
 from .units import size
 
-STEP_TOKENS = 2048  # a pass of a model whose layers are not all layer-major, as in mlx-lm
+STEP_TOKENS = 2048  # a pass of a model that cannot take all tokens at once, as in mlx-lm
 CUDA_CACHE_BYTES = 4 << 30
 
 
@@ -55,7 +55,7 @@ def prefill(
 
     Args:
         model: what `swiftlet_mlx.load` has returned. A model with layers that are not layer-major is fed in mlx-lm's
-            steps, and its experts are read once a step.
+            steps, and its experts are read once a step; so is one whose caches hold a window of the past.
         tokens: `[n]` token ids.
         cache: from `make_prompt_cache`, empty or holding the tokens before these.
         progress: called with (tokens done, tokens) after every chunk of tokens and every group of experts. It may
@@ -81,7 +81,8 @@ def prefill(
             watch(p)
 
     parts = [part for layer in model.layers if (part := part_of(layer)) is not None]
-    whole = len(parts) == len(model.layers)
+    # A layer that must see all its tokens at once would need memory for all of them.
+    whole = len(parts) == len(model.layers) and all(map(carries_the_past, cache))
     step = n if whole else STEP_TOKENS
     before = [_mark(c) for c in cache]
     try:

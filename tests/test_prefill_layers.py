@@ -13,7 +13,7 @@ import pytest
 from mlx.utils import tree_flatten
 from mlx_lm.generate import generate_step
 from mlx_lm.models import qwen3_5_moe, qwen3_moe, qwen3_next
-from mlx_lm.models.cache import make_prompt_cache
+from mlx_lm.models.cache import RotatingKVCache, make_prompt_cache
 
 from swiftlet_mlx import prefill as p
 from swiftlet_mlx.errors import ContextFull, MemoryFull
@@ -324,6 +324,23 @@ def test_an_unforeseen_block_keeps_the_stock_path_in_steps_and_stays_right(monke
     assert same_cache(want, got)
     assert not ours.layers[2].mlp.inner.switch_mlp.asked
     assert seen == [40, 80, 99]
+
+
+def test_a_model_whose_caches_are_not_one_a_layer_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours = stock("qwen3_next")
+    monkeypatch.setattr(type(ours), "make_cache", lambda self: [None])
+    assert use_layer_major(ours, experts_of=resident) == 0
+
+
+def test_caches_that_hold_a_window_are_fed_in_steps_and_stay_right(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(p, "STEP_TOKENS", 30)
+    plain, ours = stock("qwen3_moe"), layer_major("qwen3_moe", chunk_tokens=8)
+    want, got = ([RotatingKVCache(max_size=64) for _ in range(4)] for _ in range(2))
+    for at in range(0, 100, 30):
+        mx.eval(plain(mx.array([ids(100)[at : at + 30]]), cache=want))
+    p.prefill(ours, ids(100), got)
+    last = mx.array([[3]])
+    assert np.array_equal(np.array(plain(last, cache=want)), np.array(ours(last, cache=got)))
 
 
 def test_a_prompt_that_memory_cannot_hold_is_refused_with_the_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
