@@ -1,0 +1,65 @@
+"""The Swiftlet project's own tiny checkpoints: real input that nobody here wrote. Skipped where they are absent."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import pytest
+from mlx_lm.generate import generate_step
+from mlx_lm.utils import load_model
+from swiftlet_repack.verify import verify
+from swiftlet_repack.write import repack_checkpoint
+
+from swiftlet_mlx import memory
+from swiftlet_mlx.checkpoint import open_checkpoint
+from swiftlet_mlx.oracle import compare
+
+ROOT = Path(os.environ.get("SWIFTLET_FIXTURES", Path(__file__).parents[2] / "shared" / "fixtures" / "swiftlet"))
+NAMES = ["tiny-model", "tiny-model-q4", "tiny-model-q35"]
+PROMPT = [1, 5, 9, 42, 7, 99, 3, 17, 64, 2]
+pytestmark = pytest.mark.skipif(
+    not ROOT.is_dir(), reason="Swiftlet's fixtures are not here; set SWIFTLET_FIXTURES to their folder"
+)
+
+
+def smallest(folder: Path) -> float:
+    checkpoint = open_checkpoint(folder)
+    return memory.minimum_bytes(checkpoint.tables, checkpoint.shape.top_k) / memory.GB
+
+
+def generated(*args: Any) -> dict[str, Any]:
+    command = [sys.executable, "-m", "swiftlet_mlx", "generate", *map(str, args), "--json", "--quiet"]
+    result: dict[str, Any] = json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
+    return result
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_containers_hold_their_source_byte_for_byte(name: str, tmp_path: Path) -> None:
+    container = repack_checkpoint(ROOT / name, tmp_path / "model.qpack")
+    found = verify(container, ROOT / name)
+    assert found.hashed_files > 10
+    assert found.compared_bytes > 400_000
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_oracle_finds_no_difference(name: str, tmp_path: Path) -> None:
+    container = repack_checkpoint(ROOT / name, tmp_path / "model.qpack")
+    found = compare(container, ROOT / name, PROMPT, n_tokens=32, cache_gb=smallest(ROOT / name))
+    assert found.exact
+    assert found.agrees
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_generate_gives_the_ids_of_stock_mlx_lm(name: str, tmp_path: Path) -> None:
+    stock, _ = load_model(ROOT / name)
+    expected = [int(token) for token, _ in generate_step(mx.array(PROMPT), stock, max_tokens=32)]
+    container = repack_checkpoint(ROOT / name, tmp_path / "model.qpack")
+    ids = ",".join(map(str, PROMPT))
+    for model, extra in ((container, ["--cache-gb", f"{smallest(ROOT / name):.9f}"]), (ROOT / name, [])):
+        assert generated(model, "--ids", ids, "--max-tokens", 32, *extra)["ids"] == expected, model
