@@ -11,7 +11,7 @@ from swiftlet_repack import cli as repack
 
 from swiftlet_mlx import __version__
 
-from . import chat, generate, info, oracle, remove
+from . import chat, generate, info, oracle, remove, serve
 from . import list as listing
 from .run import run
 
@@ -27,6 +27,7 @@ app = typer.Typer(
 # The order is that of --help.
 app.command("chat", epilog=chat.EXAMPLE)(chat.chat)
 app.command("generate", epilog=generate.EXAMPLE)(generate.generate)
+app.command("serve", epilog=serve.EXAMPLE)(serve.serve)
 app.command("repack", epilog=repack.REPACK_EXAMPLE)(repack.repack)
 app.command("verify", epilog=repack.VERIFY_EXAMPLE)(repack.verify)
 app.command("oracle", epilog=oracle.EXAMPLE)(oracle.oracle)

@@ -43,20 +43,11 @@ def engine_for(
     """
     from swiftlet_mlx.engine import Engine
     from swiftlet_mlx.errors import EngineFailed, SwiftletError
-    from swiftlet_mlx.loader import has_tokenizer, load, load_streamed
     from swiftlet_mlx.locate import find_model
 
     folder = find_model(model)
     remark = (lambda text: None) if quiet else warn
-
-    def open_model() -> tuple[Any, Any]:
-        if has_tokenizer(folder) if with_text is None else with_text:
-            pair: tuple[Any, Any] = load(folder, cache_gb=cache_gb, trust_remote_code=trust_remote_code, warn=remark)
-            return pair
-        loaded, _ = load_streamed(folder, cache_gb=cache_gb, trust_remote_code=trust_remote_code, warn=remark)
-        return loaded, None
-
-    with Engine(open_model, counters=counters, **engine_options) as engine:
+    with Engine(opening(folder, cache_gb, trust_remote_code, with_text, remark), counters=counters, **engine_options) as engine:
         try:
             engine.wait()
         except EngineFailed as error:
@@ -64,6 +55,22 @@ def engine_for(
                 raise error.__cause__ from None
             raise
         yield engine, folder
+
+
+def opening(
+    folder: Path, cache_gb: float | None, trust_remote_code: bool, with_text: bool | None, warn: Callable[[str], None]
+) -> Callable[[], tuple[Any, Any]]:
+    """What an engine calls to load a model; the arguments are those of `engine_for`."""
+    from swiftlet_mlx.loader import has_tokenizer, load, load_streamed
+
+    def open_model() -> tuple[Any, Any]:
+        if has_tokenizer(folder) if with_text is None else with_text:
+            pair: tuple[Any, Any] = load(folder, cache_gb=cache_gb, trust_remote_code=trust_remote_code, warn=warn)
+            return pair
+        loaded, _ = load_streamed(folder, cache_gb=cache_gb, trust_remote_code=trust_remote_code, warn=warn)
+        return loaded, None
+
+    return open_model
 
 
 def counters(model: Any) -> Mapping[str, Any]:

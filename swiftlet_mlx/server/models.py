@@ -1,0 +1,124 @@
+"""The small routes: models, health, metrics, tokenize, the web page. No generation.
+
+Knows the desk and the shapes of these answers.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from importlib import resources
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from swiftlet_mlx import __version__
+from swiftlet_mlx.completion import Ask
+from swiftlet_mlx.errors import SwiftletError
+
+from .desk import Desk
+from .failures import dumps, from_library
+from .protocol import TokenizeRequest
+
+# Nothing from elsewhere, nothing inline but what the page itself holds; no other page may frame it.
+PAGE_HEADERS = {
+    "content-security-policy": "default-src 'none'; script-src 'self' 'unsafe-inline'; style-src 'unsafe-inline'; "
+    "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cache-control": "no-cache",
+}
+
+
+def json_response(body: Any, status: int = 200) -> Response:
+    return Response(dumps(body), status, media_type="application/json")
+
+
+class Small:
+    """Handlers that need the desk only."""
+
+    def __init__(self, desk: Desk) -> None:
+        self._desk = desk
+        self._page = (resources.files("swiftlet_mlx.server") / "page.html").read_bytes()
+
+    async def models(self, request: Request) -> Response:
+        """GET /v1/models, with the fields of Anthropic's list beside OpenAI's."""
+        own = self._model(self._desk.settings.model_id)
+        return json_response(
+            {
+                "object": "list",
+                "data": [own],
+                "has_more": False,
+                "first_id": own["id"],
+                "last_id": own["id"],
+            }
+        )
+
+    async def model(self, request: Request) -> Response:
+        """GET /v1/models/{id}."""
+        name = request.path_params["name"]
+        self._desk.check_model(name)
+        return json_response(self._model(name))
+
+    async def health(self, request: Request) -> Response:
+        """GET /health: 200 while requests are answered, 503 otherwise."""
+        desk = self._desk
+        state = "stopping" if desk.stopping else desk.health
+        body = {
+            "status": state,
+            "model": desk.settings.model_id,
+            "in_flight": desk.in_flight,
+            "waiting": max(0, desk.in_flight - 1),
+            "version": __version__,
+        }
+        return json_response(body, 200 if state in ("ready", "busy") else 503)
+
+    async def metrics(self, request: Request) -> Response:
+        """GET /metrics."""
+        desk = self._desk
+        gauges = {
+            "ready": float(desk.health in ("ready", "busy")),
+            "requests_in_flight": desk.in_flight,
+            "requests_waiting": max(0, desk.in_flight - 1),
+            **desk.memory(),
+        }
+        text = desk.metrics.text(gauges, desk.counters())
+        return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    async def tokenize(self, request: TokenizeRequest) -> dict[str, Any]:
+        """POST /tokenize."""
+        desk = self._desk
+        completions = desk.completions
+
+        def ids() -> list[int]:
+            if request.messages is not None:
+                tools = tuple(t.plain() for t in request.tools or ())
+                thinking = desk.settings.thinking if request.enable_thinking is None else request.enable_thinking
+                messages = [m.plain() for m in request.messages]
+                return list(completions.render(messages, Ask(tools=tools, thinking=thinking)).ids)
+            encoded = completions.tokenizer.encode(request.prompt, add_special_tokens=request.add_special_tokens)
+            return list(encoded)
+
+        try:
+            tokens = await desk.work(ids)
+        except SwiftletError as error:
+            raise from_library(error) from error
+        return {"tokens": tokens, "count": len(tokens), "max_model_len": desk.engine.context_tokens}
+
+    async def page(self, request: Request) -> Response:
+        """GET /."""
+        return Response(self._page, media_type="text/html; charset=utf-8", headers=PAGE_HEADERS)
+
+    def _model(self, name: str) -> dict[str, Any]:
+        desk = self._desk
+        return {
+            "id": name,
+            "object": "model",
+            "type": "model",
+            "created": desk.started,
+            "created_at": datetime.fromtimestamp(desk.started, UTC).isoformat().replace("+00:00", "Z"),
+            "display_name": name,
+            "owned_by": "swiftlet-mlx",
+            "context_window": desk.engine.context_tokens,
+            "max_model_len": desk.engine.context_tokens,
+        }

@@ -1,0 +1,156 @@
+"""POST /v1/completions: OpenAI's older Completions, for plain text without a chat template.
+
+Knows the shapes of requests, answers and chunks, and nothing of conversations.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+from swiftlet_mlx.completion import Ask, Completions
+from swiftlet_mlx.engine import Stream
+from swiftlet_mlx.events import Event, Finish, Progress, Started, Statistics, TextDelta, TokenLogprob
+
+from .asking import varied
+from .chat import DONE, FINGERPRINT, figures, frame, usage
+from .deliver import Answer, Wish
+from .desk import Desk
+from .failures import ApiError
+from .protocol import StreamOptions, TextRequest
+from .settings import Settings
+
+
+def text(desk: Desk, request: TextRequest) -> Wish:
+    """What a request asks for."""
+    completions, settings = desk.completions, desk.settings
+    jobs = [(prompt, i) for prompt in request.prompts for i in range(request.n)]
+    echoes = [_shown(completions, prompt) if request.echo else "" for prompt, _ in jobs]
+    return Wish(
+        starts=[partial(_start, completions, settings, request, prompt, i) for prompt, i in jobs],
+        whole=partial(_whole, settings.model_id, echoes, request.n),
+        writer=TextWriter(settings.model_id, desk, request.stream_options, echoes, request.n)
+        if request.stream
+        else None,
+    )
+
+
+def _start(
+    completions: Completions, settings: Settings, request: TextRequest, prompt: str | list[int], choice: int
+) -> Stream:
+    base = completions.defaults(thinking=False).with_values(**settings.sampling)
+    ask = Ask(
+        sampling=base.with_values(**varied(request.sampling, choice)),
+        max_tokens=request.max_tokens or settings.max_tokens,
+        stop=request.stops,
+        logprobs=request.logprobs,
+    )
+    return completions.text(prompt, ask)
+
+
+def _shown(completions: Completions, prompt: str | list[int]) -> str:
+    if isinstance(prompt, str):
+        return prompt
+    return completions.vocabulary.decode([i for i in prompt if 0 <= i < len(completions.tokenizer)])
+
+
+def _whole(model: str, echoes: Sequence[str], n: int, answers: Sequence[Answer]) -> dict[str, Any]:
+    choices = []
+    for i, (answer, echo) in enumerate(zip(answers, echoes, strict=True)):
+        reason = answer.finish.reason if answer.finish else "length"
+        logprobs = _Logprobs().add(answer.logprobs) if answer.logprobs else None
+        choices.append({"index": i, "text": echo + answer.text, "logprobs": logprobs, "finish_reason": reason})
+    return {
+        "id": f"cmpl-{secrets.token_hex(12)}",
+        "object": "text_completion",
+        "created": int(time.time()),
+        "model": model,
+        "system_fingerprint": FINGERPRINT,
+        "choices": choices,
+        "usage": _usage([a.statistics for a in answers if a.statistics], n),
+    }
+
+
+def _usage(all_statistics: Sequence[Statistics], n: int) -> dict[str, Any]:
+    """Each prompt counts once, however many choices it has."""
+    total = usage(all_statistics)
+    firsts = all_statistics[::n]
+    prompt = sum(s.prompt_tokens for s in firsts)
+    total["prompt_tokens"] = prompt
+    total["prompt_tokens_details"]["cached_tokens"] = sum(s.cached_tokens for s in firsts)
+    total["total_tokens"] = prompt + total["completion_tokens"]
+    return total
+
+
+class _Logprobs:
+    """Log-probabilities in the form of this endpoint: four lists side by side."""
+
+    def __init__(self) -> None:
+        self._at = 0
+
+    def add(self, tokens: Sequence[TokenLogprob]) -> dict[str, Any]:
+        offsets = []
+        for token in tokens:
+            offsets.append(self._at)
+            self._at += len(token.text)
+        return {
+            "tokens": [t.text for t in tokens],
+            "token_logprobs": [t.logprob for t in tokens],
+            "top_logprobs": [{o.text: o.logprob for o in t.top} for t in tokens],
+            "text_offset": offsets,
+        }
+
+
+class TextWriter:
+    """The chunks of one streamed request."""
+
+    heartbeat = b": still here\n\n"
+
+    def __init__(self, model: str, desk: Desk, options: StreamOptions | None, echoes: Sequence[str], n: int) -> None:
+        self._options = options or StreamOptions()
+        self._desk = desk
+        self._echoes = echoes
+        self._n = n
+        self._all: list[Statistics] = []
+        self._logprobs = [_Logprobs() for _ in echoes]
+        self._head = {
+            "id": f"cmpl-{secrets.token_hex(12)}",
+            "object": "text_completion",
+            "created": int(time.time()),
+            "model": model,
+            "system_fingerprint": FINGERPRINT,
+        }
+        self._tail = {"usage": None} if self._options.include_usage else {}
+
+    def event(self, choice: int, event: Event) -> bytes:
+        if isinstance(event, TextDelta):
+            shown = self._logprobs[choice].add(event.logprobs) if event.logprobs else None
+            return self._chunk(choice, event.text, logprobs=shown)
+        if isinstance(event, Started):
+            return self._chunk(choice, self._echoes[choice])  # empty without echo: the first byte, at once
+        if isinstance(event, Progress) and self._options.include_progress:
+            return frame({**self._head, "choices": [], "progress": {"done": event.done, "total": event.total}})
+        if isinstance(event, Statistics):
+            self._all.append(event)
+        if isinstance(event, Finish):
+            return self._chunk(choice, "", reason=event.reason)
+        return b""
+
+    def end(self) -> bytes:
+        options, frames = self._options, b""
+        if options.include_usage or options.include_statistics:
+            body = {**self._head, "choices": [], "usage": _usage(self._all, self._n)}
+            if options.include_statistics and self._all:
+                body["statistics"] = figures(self._desk, self._all[-1])
+            frames = frame(body)
+        return frames + DONE
+
+    def failed(self, error: ApiError) -> bytes:
+        return frame({"error": error.error}) + DONE
+
+    def _chunk(self, choice: int, text: str, logprobs: Any = None, reason: str | None = None) -> bytes:
+        one = {"index": choice, "text": text, "logprobs": logprobs, "finish_reason": reason}
+        return frame({**self._head, "choices": [one], **self._tail})
