@@ -195,7 +195,7 @@ def _tensor(name: str, entry: Any, data_start: int, file_bytes: int, where: str)
     if any("\ud800" <= c <= "\udfff" for c in name):
         raise refuse("its name is not text")  # JSON can spell half a surrogate pair, UTF-8 cannot
     dtype, shape, offsets = entry.get("dtype"), entry.get("shape"), entry.get("data_offsets")
-    if dtype not in DTYPE_BYTES:
+    if not isinstance(dtype, str) or dtype not in DTYPE_BYTES:
         raise refuse(f"unknown dtype {dtype!r}")
     if not _is_sizes(shape) or len(shape) > MAX_RANK:
         raise refuse(f"impossible shape {shape!r}")

@@ -9,6 +9,7 @@ import os
 import resource
 import shutil
 import signal
+import struct
 import subprocess
 import sys
 import time
@@ -17,6 +18,7 @@ from typing import Any
 
 import mlx.core as mx
 import pytest
+from swiftlet_repack import verify as verifier
 from swiftlet_repack import write
 from swiftlet_repack.verify import verify
 from swiftlet_repack.write import repack_checkpoint
@@ -24,10 +26,13 @@ from tiny import make_checkpoint
 
 from swiftlet_mlx.errors import (
     DiskFull,
+    HashMismatch,
     NotResumable,
     OutputExists,
     RawCheckpoint,
+    RepackError,
     StreamingUnsupported,
+    SwiftletError,
 )
 from swiftlet_mlx.loader import load_streamed
 from swiftlet_mlx.qpack import open_container
@@ -142,6 +147,95 @@ def test_the_lowest_version_that_can_say_it_is_written_and_runs(
     expected = load_model(source)[0](ids)
     assert mx.array_equal(load_streamed(container, cache_gb=0.0001)[0](ids), expected).item()
     assert verify(container, source).compared_bytes > 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "bits", "mode", "bits_said", "last"),
+    [
+        ("gpt_oss", None, "affine", None, "down_proj.bias"),
+        ("gpt_oss", 4, "mxfp4", 4, "down_proj.bias"),
+        ("nemotron_h", 4, "affine", 4, "fc2.biases"),
+        ("qwen3_moe", 8, "mxfp8", 8, "down_proj.scales"),
+        ("qwen3_next", "widths", "affine", 4, "down_proj.biases"),
+    ],
+)
+def test_what_version_1_readers_cannot_run_is_version_2_and_runs(
+    tmp_path: Path, kind: str, bits: Any, mode: str, bits_said: int | None, last: str
+) -> None:
+    from mlx_lm.utils import load_model
+
+    source = make_checkpoint(tmp_path / "model", kind=kind, bits=bits, mode=mode)
+    container = repack_checkpoint(source, tmp_path / "out.qpack")
+    opened = open_container(container)
+    assert (opened.version, opened.quant_bits) == (2, bits_said)
+    assert {table.sections[-1].name for table in opened.layers.values()} == {last}
+    ids = mx.array([[3, 1, 4, 1, 5, 9, 2, 6]])
+    expected = load_model(source)[0](ids)
+    assert mx.array_equal(load_streamed(container, cache_gb=0.0002)[0](ids), expected).item()
+    assert verify(container, source).compared_bytes == sum(at.nbytes for at in weights_of(source).values())
+
+
+def test_a_scale_an_expert_is_carried_along(tmp_path: Path) -> None:
+    """mlx runs nvfp4 with global scales on GPUs only, so here the bytes must do."""
+    source = make_checkpoint(tmp_path / "model", kind="qwen3_moe", bits=4, mode="nvfp4")
+    container = repack_checkpoint(source, tmp_path / "out.qpack")
+    opened = open_container(container)
+    section = next(s for s in opened.layers[1].sections if s.name == "down_proj.global_scale")
+    assert (opened.version, section.shape, section.size) == (2, (), 4)
+    stack = weights_of(source)["model.layers.1.mlp.switch_mlp.down_proj.global_scale"]
+    blobs = (container / "packed_experts/layer_01.bin").read_bytes()
+    found = [struct.unpack_from("<f", blobs, e * opened.layers[1].stride + section.offset)[0] for e in range(8)]
+    assert found == stack.tolist()
+    assert verify(container, source).compared_bytes > 0
+
+
+def test_version_1_says_the_experts_width_whatever_the_default(tmp_path: Path) -> None:
+    """Readers of version 1 take the experts' bits from the manifest alone."""
+    source = make_checkpoint(tmp_path / "model", bits=4)
+    config = json.loads((source / "config.json").read_text())
+    config["quantization"] |= {"bits": 8, "group_size": 64}
+    (source / "config.json").write_text(json.dumps(config))
+    opened = open_container(repack_checkpoint(source, tmp_path / "out.qpack"))
+    assert (opened.version, opened.quant_bits, opened.quant_group_size) == (1, 4, 32)
+
+
+@pytest.mark.parametrize("piece", [1000, 16384, 40_000])
+def test_experts_too_large_to_be_held_are_copied_and_compared_in_pieces(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, piece: int
+) -> None:
+    whole = repack_checkpoint(source, tmp_path / "whole.qpack")
+    monkeypatch.setattr(write, "COPY_BYTES", piece)
+    monkeypatch.setattr(verifier, "BLOCK_BYTES", piece)
+    container = repack_checkpoint(source, tmp_path / "out.qpack")
+    assert tree(container) == tree(whole)
+    assert verify(container, source).compared_bytes == verify(whole, source).compared_bytes
+    (container / "hashes.json").unlink()
+    path = container / "packed_experts/layer_03.bin"
+    data = bytearray(path.read_bytes())
+    data[7 * 16384 + 3000] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(HashMismatch, match=r"layer_03\.bin: expert 7, .*\(offset 117688 in the file\)"):
+        verify(container, source)
+
+
+def test_code_of_the_source_is_said_to_stay_behind(source: Path, tmp_path: Path) -> None:
+    folder = copy_of(source, tmp_path)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "model_file": "modeling_custom.py"}))
+    said: list[str] = []
+    container = repack_checkpoint(folder, tmp_path / "out.qpack", warn=said.append)
+    assert any("modeling_custom.py" in text for text in said)
+    assert not (container / "modeling_custom.py").exists()
+
+
+def test_names_and_settings_in_any_script_survive(source: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(source, tmp_path / "模型 \udcff"))  # the last is a byte that is no text
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "note": "half a pair \ud800, größe", "x": float("inf")}))
+    container = repack_checkpoint(folder, tmp_path / "out.qpack")
+    written = json.loads((container / "config.json").read_text())
+    assert (written["note"], written["x"]) == ("half a pair \ud800, größe", float("inf"))
+    assert open_container(container).source == folder.name
 
 
 def test_mtp_is_kept_apart_vision_is_left_out_and_both_are_said(source: Path, tmp_path: Path) -> None:
@@ -278,6 +372,69 @@ def test_a_changed_source_is_not_mixed_in(source: Path, tmp_path: Path) -> None:
     with pytest.raises(NotResumable, match="--restart"):
         repack_checkpoint(folder, output)
     assert verify(repack_checkpoint(folder, output, restart=True), folder).compared_bytes
+
+
+def test_a_source_of_the_same_size_and_time_with_other_headers_is_not_mixed_in(source: Path, tmp_path: Path) -> None:
+    folder = copy_of(source, tmp_path)
+    output = tmp_path / "out.qpack"
+    subprocess.run([sys.executable, "-c", KILLED, str(folder), str(output), "0.5"], check=False)
+    path = folder / "model.safetensors"
+    stat, data = path.stat(), path.read_bytes()
+    path.write_bytes(data.replace(b"layers.0.input_layernorm", b"layers.0.inpuz_layernorm"))
+    for index in folder.glob("*.index.json"):
+        index.unlink()
+    os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    with pytest.raises(NotResumable, match="--restart"):
+        repack_checkpoint(folder, output)
+
+
+def test_a_source_that_changes_while_it_is_read_gives_no_container(source: Path, tmp_path: Path) -> None:
+    folder, output = copy_of(source, tmp_path), tmp_path / "out.qpack"
+    touched = []
+
+    def touch(done: int, total: int, what: str) -> None:
+        if done > total / 2 and not touched:
+            touched.append(os.utime(folder / "model.safetensors", (1, 1)))
+
+    with pytest.raises(RepackError, match="changed while it was read"):
+        repack_checkpoint(folder, output, progress=touch)
+    assert touched
+    assert not output.exists()
+
+
+def test_a_source_that_ends_early_is_named_and_gives_no_container(source: Path, tmp_path: Path) -> None:
+    folder, output = copy_of(source, tmp_path), tmp_path / "out.qpack"
+
+    def cut(done: int, total: int, what: str) -> None:
+        with open(folder / "model.safetensors", "r+b") as file:
+            file.truncate(40_000)
+
+    with pytest.raises(SwiftletError, match=r"model\.safetensors"):
+        repack_checkpoint(folder, output, progress=cut)
+    assert not output.exists()
+
+
+def test_two_at_one_output_do_not_meet(source: Path, tmp_path: Path) -> None:
+    output, refused = tmp_path / "out.qpack", []
+
+    def second(done: int, total: int, what: str) -> None:
+        if not refused:
+            with pytest.raises(NotResumable, match="another process") as caught:
+                repack_checkpoint(source, output)
+            refused.append(caught.value)
+
+    repack_checkpoint(source, output, progress=second)
+    assert refused
+    assert verify(output, source).compared_bytes
+
+
+def test_what_lies_at_the_partial_name_and_is_not_ours_is_left_alone(source: Path, tmp_path: Path) -> None:
+    stranger = tmp_path / "out.qpack.partial/thesis.txt"
+    stranger.parent.mkdir()
+    stranger.write_text("ten years of work")
+    with pytest.raises(OutputExists):
+        repack_checkpoint(source, tmp_path / "out.qpack")
+    assert stranger.read_text() == "ten years of work"
 
 
 def test_a_full_disk_is_one_message_and_the_same_command_continues(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -21,14 +21,14 @@ def make_config(
     kind: str, layers: int = 4, experts: int = 8, top_k: int = 2, hidden: int = 64, vocab: int = 128
 ) -> dict[str, Any]:
     """A config.json for one of the architectures the tests prove."""
-    shared = {
+    shared: dict[str, Any] = {
         "hidden_size": hidden, "num_hidden_layers": layers, "intermediate_size": 64, "num_attention_heads": 4,
         "num_key_value_heads": 2, "head_dim": 32, "rms_norm_eps": 1e-6, "vocab_size": vocab,
         "max_position_embeddings": 4096, "tie_word_embeddings": False, "num_experts": experts,
         "num_experts_per_tok": top_k, "moe_intermediate_size": 32, "norm_topk_prob": True, "decoder_sparse_step": 1,
     }  # fmt: skip
     if kind == "qwen3_next":
-        rope = {"rope_theta": 10000.0, "partial_rotary_factor": 0.25}
+        rope: dict[str, Any] = {"rope_theta": 10000.0, "partial_rotary_factor": 0.25}
         extra = {"shared_expert_intermediate_size": 32, "mlp_only_layers": []}
         return {"model_type": kind, **shared, **DELTA, **rope, **extra}
     if kind == "qwen3_5_moe":
@@ -44,15 +44,26 @@ def make_config(
         return {"model_type": kind, **shared, **own, "intermediate_size": 32, "layer_types": kinds}
     if kind == "nemotron_h":  # fc1 and fc2; most layers have no experts
         del shared["num_experts"]
-        mamba = {"mamba_num_heads": 4, "mamba_head_dim": 16, "ssm_state_size": 16, "conv_kernel": 4, "n_groups": 1}
+        mamba: dict[str, Any] = {
+            "mamba_num_heads": 4,
+            "mamba_head_dim": 16,
+            "ssm_state_size": 16,
+            "conv_kernel": 4,
+            "n_groups": 1,
+        }
         no_bias = dict.fromkeys(("attention_bias", "mamba_proj_bias", "mlp_bias", "use_bias"), False)
-        own = {"n_routed_experts": experts, "n_group": 1, "topk_group": 1, "routed_scaling_factor": 1.0}
+        counts: dict[str, Any] = {
+            "n_routed_experts": experts,
+            "n_group": 1,
+            "topk_group": 1,
+            "routed_scaling_factor": 1.0,
+        }
         rest = {
             "layer_norm_epsilon": 1e-5,
             "use_conv_bias": True,
             "hybrid_override_pattern": ("ME*E" * layers)[:layers],
         }
-        return {"model_type": kind, **shared, **mamba, **no_bias, **own, **rest}
+        return {"model_type": kind, **shared, **mamba, **no_bias, **counts, **rest}
     raise ValueError(kind)
 
 
@@ -131,7 +142,7 @@ def _random_model(config: dict[str, Any], dtype: mx.Dtype, seed: int) -> nn.Modu
     model = model_class(args.from_dict(config))
     key = mx.random.key(seed)
     weights = []
-    for name, value in tree_flatten(model.parameters()):
+    for name, value in cast("list[tuple[str, mx.array]]", tree_flatten(model.parameters())):
         key, own = mx.random.split(key)
         if "A_log" in name:
             new = mx.log(mx.random.uniform(0.5, 16, value.shape, key=own))
@@ -168,7 +179,8 @@ def _reshard(folder: Path, shards: int) -> None:
     whole = folder / "model.safetensors"
     weights = dict(mx.load(str(whole)))  # type: ignore[arg-type]
     mx.eval(*weights.values())
-    names, weight_map = sorted(weights), {}
+    names = sorted(weights)
+    weight_map: dict[str, str] = {}
     for n in range(shards):
         file = f"model-{n + 1:05d}-of-{shards:05d}.safetensors"
         part = {name: weights[name] for name in names[n::shards]}
