@@ -261,7 +261,7 @@ def test_no_room_is_said_before_anything_is_fetched(
     monkeypatch.setattr("swiftlet_repack.install.free_bytes", lambda folder: 1000)
     with Installation(offer(hub, made, "hub"), tmp_path / "out.qpack", patience=HASTY) as work:
         outline = work.look()
-    with pytest.raises(DiskFull, match=r"GB are needed.*are free"):
+    with pytest.raises(DiskFull, match=r"MB are needed.*are free"):
         check_room(outline)
 
 

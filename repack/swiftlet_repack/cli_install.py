@@ -26,7 +26,7 @@ from rich.progress import (
 
 from swiftlet_mlx.cli import console
 from swiftlet_mlx.errors import OptionError, SwiftletError
-from swiftlet_mlx.library import models_folder
+from swiftlet_mlx.library import SUFFIX, models_folder
 
 from . import transfer
 from .check import check_against
@@ -209,7 +209,9 @@ def _say_done(outcome: Outcome) -> None:
     for repair in outcome.repairs:
         console.warn(f"{repair.file}: bytes {repair.start}-{repair.stop - 1} had arrived wrong and were fetched again")
     console.say(f"installed and verified: {outcome.output}")
-    console.say(f"to use it: swiftlet-mlx chat {shlex.quote(str(outcome.output))}")
+    known = outcome.output.parent == models_folder()
+    name = outcome.output.name.removesuffix(SUFFIX) if known else str(outcome.output)
+    console.say(f"to use it: swiftlet-mlx chat {shlex.quote(name)}")
 
 
 def _same_command() -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -21,6 +21,7 @@ from swiftlet_mlx.config import ModelConfig
 from swiftlet_mlx.errors import Cancelled, DiskFull, NotResumable, SourceBroken, SourceChanged
 from swiftlet_mlx.library import ORIGIN
 from swiftlet_mlx.qpack import DENSE, HASHES, LayerTable, open_container, to_json
+from swiftlet_mlx.units import size
 
 from .fetch import Fetcher, Patience, RemoteFile, Retry
 from .hashing import hash_files
@@ -34,6 +35,8 @@ from .sources import Source, is_ready_container
 from .staging import MARGIN_BYTES, Staging, allocated_bytes, free_bytes, in_words
 from .transfer import Delivery, Pace, Progress, Repair, Transfer
 from .write import _finish as write_rest
+
+HASHERS = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,28 +151,39 @@ class Installation:
         """
         job, report = self._job, on_progress or (lambda progress: None)
         self._new = False
-        with Places(self._staging.folder, job.sizes) as places, ThreadPoolExecutor(1) as pool:
+        with Places(self._staging.folder, job.sizes) as places, ThreadPoolExecutor(HASHERS) as pool:
             places.create()
             if is_ready_container(self._listing):
                 open_container(self._staging.folder)  # sizes, layout and config agree before anything large comes
             for file in job.plan.tensor_files if job.plan else ():
                 head = Route(len(file.header), [Segment(0, len(file.header), file.name)])
                 places.write(head, 0, file.header)
-            self._hasher = _Hasher(job, self._staging.folder, self._journal, pool, self.cancel)
+            hasher = None
+            if job.plan is not None:  # a file that is copied as it is keeps the hash it came with
+                hasher = _Hasher(job, self._staging.folder, self._journal, pool, self.cancel)
+
+            def watch(moment: Progress) -> None:
+                if hasher is not None:
+                    hasher.look()
+                report(moment)
+
             self._transfer = Transfer(
                 job.deliveries,
                 self.fetcher,
                 places,
                 self._journal,
                 pace=self.pace,
-                on_progress=report,
-                on_verified=self._verified,
+                on_progress=watch,
+                on_verified=self._drop_spare,
             )
             try:
                 self._transfer.run()
                 repairs = tuple(self._transfer.repairs)
                 self._check_headers(repairs)
-                hashes = self._hasher.result(report)
+                if hasher is not None:
+                    hashes = hasher.result(repairs, report)
+                else:
+                    hashes = {name: self._journal.verified[name] for name in job.sizes}
             except KeyboardInterrupt:
                 self.cancel.set()
                 raise Cancelled(f"interrupted; {self._kept()}") from None
@@ -306,10 +320,6 @@ class Installation:
         self._journal.close()
         self._staging.seal()
 
-    def _verified(self, delivery: Delivery) -> None:
-        self._drop_spare(delivery)
-        self._hasher.verified(delivery)
-
     def _drop_spare(self, delivery: Delivery) -> None:
         """Free what was kept only for a shard's hash; its header stays, the plan is made from it again."""
         path = self._staging.folder / spare(delivery.file.name)
@@ -317,10 +327,8 @@ class Installation:
             os.truncate(path, self._job.headers[delivery.file.name])
 
     def _kept(self) -> str:
-        return (
-            f"{self._journal.done_bytes() / 1e9:.2f} GB are kept in {self._staging.folder}; repeat the same "
-            "command to continue"
-        )
+        kept = size(self._journal.done_bytes())
+        return f"{kept} are kept in {self._staging.folder}; repeat the same command to continue"
 
     def _retry(self, retry: Retry) -> None:
         if self._transfer is not None:
@@ -329,60 +337,51 @@ class Installation:
 
 
 class _Hasher:
-    """sha256 of each finished file of the container, taken in the background while others are still being
-    fetched."""
+    """sha256 of each file of the container, taken in the background as soon as all its bytes are in place."""
 
-    def __init__(
-        self, job: Job, folder: Path, journal: Journal, pool: ThreadPoolExecutor, cancel: threading.Event
-    ) -> None:
+    def __init__(self, job: Job, folder: Path, journal: Journal, pool: ThreadPoolExecutor, cancel: threading.Event):
         self._job, self._folder, self._journal = job, folder, journal
         self._pool, self._cancel = pool, cancel
-        self._digests: dict[str, str] = {}
-        self._running: list[Future[None]] = []
-        self._bytes = 0
-        self._waiting = {name: {d.file.name for d in job.deliveries if name in d.route.targets()} for name in job.sizes}
+        self._hashes: dict[str, Future[str]] = {}
+        self._bytes: dict[str, int] = {}
+        self._waiting: dict[str, list[tuple[str, int, int]]] = {name: [] for name in job.sizes}
+        for delivery in job.deliveries:
+            for segment in delivery.route.segments:
+                if segment.target in self._waiting:
+                    self._waiting[segment.target].append((delivery.file.name, segment.start, segment.stop))
 
-    def verified(self, delivery: Delivery) -> None:
-        """A source file is in place and right: files of the container that waited only for it can be
-        hashed."""
-        for name, waiting in self._waiting.items():
-            if delivery.file.name in waiting:
-                waiting.discard(delivery.file.name)
-                if not waiting:
-                    self._begin(name)
-
-    def result(self, report: Callable[[Progress], None]) -> dict[str, str]:
-        """All hashes, by name, once they are there."""
-        moment = Progress(sum(self._job.sizes.values()), phase="hashing")
-        for name, waiting in self._waiting.items():
-            if not waiting and name not in self._digests:  # no source file contributes to it: an empty one
+    def look(self) -> None:
+        """Begin what can be hashed now."""
+        for name, parts in list(self._waiting.items()):
+            while parts and self._journal.covered_to(parts[-1][0], parts[-1][1]) >= parts[-1][2]:
+                parts.pop()
+            if not parts:
+                del self._waiting[name]
                 self._begin(name)
-        for future in self._running:
-            while not wait([future], 0.1).done:
-                report(replace(moment, done_bytes=self._bytes))
-            future.result()
-        return {name: self._digests[name] for name in self._job.sizes}
+
+    def result(self, repairs: Iterable[Repair], report: Callable[[Progress], None]) -> dict[str, str]:
+        """All hashes, by name, once they are there. What was mended after it was hashed is hashed again."""
+        self.look()
+        routes = {d.file.name: d.route for d in self._job.deliveries}
+        for name in {p.target for r in repairs for p in routes[r.file].pieces(r.start, r.stop)} & set(self._job.sizes):
+            wait([self._hashes[name]])
+            self._begin(name)
+        moment = Progress(sum(self._job.sizes.values()), phase="hashing")
+        while wait(self._hashes.values(), 0.1).not_done:
+            report(replace(moment, done_bytes=sum(self._bytes.values())))
+        return {name: self._hashes[name].result() for name in self._job.sizes}
 
     def _begin(self, name: str) -> None:
-        known = (
-            self._journal.verified.get(name) if self._job.plan is None else self._journal.notes.get(f"sha256 {name}")
-        )
-        if known is not None:  # a file that was copied as it is has the hash it came with
-            self._digests[name] = known
-        else:
-            self._running.append(self._pool.submit(self._hash, name))
+        self._hashes[name] = self._pool.submit(self._hash, name)
 
-    def _hash(self, name: str) -> None:
-        before = self._bytes
-
+    def _hash(self, name: str) -> str:
         def count(done: int) -> None:
-            self._bytes = before + done
+            self._bytes[name] = done
             if self._cancel.is_set():
                 raise Cancelled("stopped; repeat the same command to continue")
 
         with in_words(self._folder / name):
-            self._digests[name] = hash_files(self._folder, [name], count, threads=1)[name]
-        self._journal.note(f"sha256 {name}", self._digests[name])
+            return hash_files(self._folder, [name], count, threads=1)[name]
 
 
 def check_room(outline: Outline) -> None:
@@ -393,8 +392,8 @@ def check_room(outline: Outline) -> None:
     """
     if outline.free_bytes < outline.needed_bytes:
         raise DiskFull(
-            f"{outline.output.parent}: {outline.needed_bytes / 1e9:.1f} GB are needed there, "
-            f"{outline.free_bytes / 1e9:.1f} GB are free. Make room, or choose another --output"
+            f"{outline.output.parent}: {size(outline.needed_bytes)} are needed there, "
+            f"{size(outline.free_bytes)} are free. Make room, or choose another --output"
         )
 
 

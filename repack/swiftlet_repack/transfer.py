@@ -27,6 +27,7 @@ from .places import Places, Route
 
 SYNC_BYTES = 64 << 20  # how much may wait to be flushed: what a power cut can cost
 SYNC_SECONDS = 5.0
+VERIFIERS = 2  # files hashed at once: one hash runs at 1 to 2 GB/s
 JOIN_SECONDS = 5.0  # a stream that waits for the network when everything stops is left to end by itself
 REPAIR_BYTES = 16 << 20  # how much is compared before the file is hashed again in the hope that this was all
 
@@ -119,6 +120,7 @@ class Transfer:
         self._spans: deque[tuple[Delivery, int, int]] = deque()
         self._unflushed: list[tuple[Delivery, int, int]] = []
         self._ended = threading.Event()
+        self._unverified: deque[Delivery] = deque()
         self._error: BaseException | None = None
         self._working = 0
         total = sum(d.file.size for d in self.deliveries)
@@ -136,7 +138,8 @@ class Transfer:
         self._spans.extend(self._missing())
         left = sum(stop - start for _, start, stop in self._spans)
         self._progress = replace(self._progress, done_bytes=self._progress.total_bytes - left)
-        jobs = [self._fetch_spans] * min(self.pace.streams, len(self._spans)) + [self._verify]
+        self._unverified.extend(self.deliveries)
+        jobs = [self._fetch_spans] * min(self.pace.streams, len(self._spans)) + [self._verify] * VERIFIERS
         self._working = len(jobs)
         flusher = threading.Thread(target=self._flush_often, daemon=True)
         flusher.start()
@@ -164,7 +167,8 @@ class Transfer:
 
     def count_retry(self, retry: Retry) -> None:
         """Let the fetcher's `on_retry` point here, and progress shows its waits."""
-        self._update(retries=self._progress.retries + 1, last_retry=retry)
+        self._add(retries=1)
+        self._update(last_retry=retry)
 
     # -- streams ------------------------------------------------------------------------------------
 
@@ -240,21 +244,23 @@ class Transfer:
         with self._changed:
             self._progress = replace(self._progress, **fields)
 
-    def _arrived(self, nbytes: int) -> None:
+    def _add(self, **amounts: int) -> None:
         with self._changed:
-            moment = self._progress
-            self._progress = replace(
-                moment, done_bytes=moment.done_bytes + nbytes, fetched_bytes=moment.fetched_bytes + nbytes
-            )
+            now = {name: getattr(self._progress, name) + amount for name, amount in amounts.items()}
+            self._progress = replace(self._progress, **now)
 
     # -- verification -------------------------------------------------------------------------------
 
     def _verify(self) -> None:
-        for delivery in self.deliveries:
+        while True:
+            with self._changed:
+                if not self._unverified:
+                    return
+                delivery = self._unverified.popleft()
             if delivery.file.name not in self.journal.verified and not self._verify_file(delivery):
                 return
             self._on_verified(delivery)
-            self._update(verified_files=self._progress.verified_files + 1)
+            self._add(verified_files=1)
 
     def _verify_file(self, delivery: Delivery) -> bool:
         """Hash a file as its bytes come in; False if everything stops before the last."""
@@ -271,7 +277,7 @@ class Transfer:
             for block in self.places.read(delivery.route, at, stop):
                 hashes.update(block)
                 at += len(block)
-                self._hashed(len(block))
+                self._add(hashed_bytes=len(block))
                 if self.fetcher.cancel.is_set():
                     return False
         if not hashes.fit():
@@ -288,7 +294,7 @@ class Transfer:
         A hash says that a file is wrong, not where; so the pieces before the wrong one travel again, but
         nothing is written except the bytes that differ, and nothing after the last wrong piece is fetched.
         """
-        file, found = delivery.file, len(self.repairs)
+        file, repairs = delivery.file, list[Repair]()
         right = FileHashes(file)
         for start in range(0, file.size, REPAIR_BYTES):
             stop = min(start + REPAIR_BYTES, file.size)
@@ -298,9 +304,9 @@ class Transfer:
             wrong = self._rewrite(delivery, start, again)
             if wrong is None:
                 continue
+            repairs.append(wrong)
             self.repairs.append(wrong)
-            count = len(self.repairs) - found
-            if count & (count - 1) == 0:  # after 1, 2, 4, ... repairs: is the rest right as it is?
+            if len(repairs) & (len(repairs) - 1) == 0:  # after 1, 2, 4, ... repairs: is the rest right as it is?
                 whole = right.copy()
                 for block in self.places.read(delivery.route, stop, file.size):
                     whole.update(block)
@@ -308,7 +314,7 @@ class Transfer:
                     return whole
         if right.fit():
             return right
-        where = ", ".join(f"{r.start}-{r.stop - 1}" for r in self.repairs[found:])
+        where = ", ".join(f"{r.start}-{r.stop - 1}" for r in repairs)
         raise HashMismatch(
             f"{file.name}: the bytes that the source sends do not have the hash it announces "
             f"({file.sha256 or file.git_oid})"
@@ -328,9 +334,6 @@ class Transfer:
         self.places.sync({piece.target for piece in pieces})
         return Repair(delivery.file.name, start + first, start + last)
 
-    def _hashed(self, nbytes: int) -> None:
-        self._update(hashed_bytes=self._progress.hashed_bytes + nbytes)
-
 
 class _Stream:
     """Writes one span's blocks and records them when enough has gathered."""
@@ -343,7 +346,7 @@ class _Stream:
     def sink(self, at: int, block: bytes) -> None:
         self._transfer.places.write(self._delivery.route, at, block)
         self._at = at + len(block)
-        self._transfer._arrived(len(block))
+        self._transfer._add(done_bytes=len(block), fetched_bytes=len(block))
         if self._at - self._start >= self._transfer.pace.record_bytes or time.monotonic() >= self._due:
             self.flush()
 
