@@ -123,7 +123,7 @@ def trimmed(cache: Any) -> Any:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("size", "chunk"), [(1, 7), (5, 64), (16, 4096)])
 def test_prefill_equals_stock_to_the_bit_at_any_group_and_chunk_size(kind: str, size: int, chunk: int) -> None:
-    tokens = ids(201)
+    tokens = ids(130)
     plain, ours = stock(kind), layer_major(kind, size=size, chunk_tokens=chunk)
     want, got = make_prompt_cache(plain), make_prompt_cache(ours)
     mx.eval(plain(mx.array([tokens[:-1]]), cache=want))
@@ -156,12 +156,12 @@ def test_a_call_without_prefill_gives_all_logits_to_the_bit(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("held", [1, 37, 300])
+@pytest.mark.parametrize("held", [1, 90])
 def test_a_cached_prefix_is_continued_to_the_bit(kind: str, held: int) -> None:
-    tokens = ids(held + 100)
+    tokens = ids(held + 60)
     plain, ours = stock(kind), layer_major(kind, chunk_tokens=33)
     want, got = make_prompt_cache(plain), make_prompt_cache(ours)
-    for a, b in ((0, held), (held, held + 100)):
+    for a, b in ((0, held), (held, held + 60)):
         mx.eval(plain(mx.array([tokens[a:b]]), cache=want))
         mx.eval([c.state for c in want])
         p.prefill(ours, tokens[a:b], got)
@@ -170,11 +170,11 @@ def test_a_cached_prefix_is_continued_to_the_bit(kind: str, held: int) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_generate_step_drives_it_with_its_own_steps(kind: str) -> None:
-    tokens = mx.array(ids(150))
+    tokens = mx.array(ids(100))
     plain, ours = stock(kind), layer_major(kind, chunk_tokens=20)
     for step in (2048, 64):
-        want = list(generate_step(tokens, plain, max_tokens=20, prefill_step_size=step))
-        got = list(generate_step(tokens, ours, max_tokens=20, prefill_step_size=step))
+        want = list(generate_step(tokens, plain, max_tokens=4, prefill_step_size=step))
+        got = list(generate_step(tokens, ours, max_tokens=4, prefill_step_size=step))
         assert [t for t, _ in got] == [t for t, _ in want]
         assert all(np.array_equal(np.array(a), np.array(b)) for (_, a), (_, b) in zip(got, want, strict=True))
 
@@ -226,9 +226,8 @@ class Stop(Exception):
     pass
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("held", [0, 40])
-@pytest.mark.parametrize("at", [1, 9, 20])
+@pytest.mark.parametrize("kind", ["qwen3_next", "qwen3_moe"])
+@pytest.mark.parametrize(("held", "at"), [(0, 1), (0, 20), (40, 9), (40, 20)])
 def test_stopping_leaves_model_and_cache_as_they_were(kind: str, held: int, at: int) -> None:
     tokens = ids(held + 120)
     ours = layer_major(kind, chunk_tokens=40)
@@ -371,15 +370,15 @@ def test_hidden_memory_does_not_grow_with_chunks_left_behind() -> None:
     # The pass may hold hidden states (T x H) but no chunk's attention scores or expert intermediates.
     ours = layer_major("qwen3_moe", chunk_tokens=64, pair_bytes=0)
     peaks = {}
-    for n in (512, 2048):
+    for n in (256, 1024):
         cache = make_prompt_cache(ours)
         mx.reset_peak_memory()
         before = mx.get_active_memory()
         p.prefill(ours, ids(n), cache)
         peaks[n] = mx.get_peak_memory() - before
-    hidden = 1536 * 64 * 4
-    kv = 4 * 2 * 1536 * 32 * 4
-    scores = 2 * 64 * 1536 * 4 * 3  # the CPU's attention writes one chunk's scores against the whole past
+    hidden = 768 * 64 * 4
+    kv = 4 * 2 * 768 * 32 * 4
+    scores = 2 * 64 * 768 * 4 * 3  # the CPU's attention writes one chunk's scores against the whole past
     each, _ = p.prefill_bytes(ours)
-    assert 1536 * each <= kv + 8 * hidden
-    assert peaks[2048] - peaks[512] < 1536 * each + scores
+    assert 768 * each <= kv + 8 * hidden
+    assert peaks[1024] - peaks[256] < 768 * each + scores

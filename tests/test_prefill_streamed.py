@@ -175,7 +175,7 @@ def routed(kind: str, tokens: list[int]) -> set[tuple[int, int]]:
     return seen
 
 
-@pytest.mark.parametrize("n", [1, 2, 5, 64, 700])
+@pytest.mark.parametrize("n", [1, 2, 5, 300])
 @pytest.mark.parametrize("slots", [2, 9])
 def test_a_prompt_of_any_length_reads_each_expert_it_needs_at_most_once(n: int, slots: int, streamed: Any) -> None:
     tokens = ids(n)
@@ -291,7 +291,7 @@ def test_breaking_off_stops_within_a_group_and_leaves_pool_and_caches_usable(
 ) -> None:
     kind = "qwen3_5_moe"
     ours = streamed(kind, 6, chunk_tokens=64)
-    for at in range(1, 40, 3):
+    for at in range(1, 40, 6):
         cache = make_prompt_cache(ours.model)
         calls = []
 
@@ -332,13 +332,23 @@ def test_an_unevaluated_step_before_the_prefill_keeps_its_own_numbers(streamed: 
     assert np.array_equal(np.array(logits), want)
 
 
+def test_a_decode_step_broken_off_while_reading_costs_the_next_prefill_no_slot(streamed: Any) -> None:
+    ours, plain = streamed("qwen3_moe", 4), stock("qwen3_moe")
+    ours.pools.begin(ours.pools.layers[0], [1, 5, 9, 11])  # and the `finish` that must follow never comes
+    want, got = make_prompt_cache(plain), make_prompt_cache(ours.model)
+    mx.eval(plain(mx.array([ids(80)]), cache=want))
+    prefill(ours.model, ids(80), got)
+    assert same_cache(want, got)
+    check_table(ours)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_mlx_lms_generation_drives_it_and_reads_once_a_step(kind: str, streamed: Any) -> None:
     tokens = mx.array(ids(120))
     plain, ours = stock(kind), streamed(kind, 5, chunk_tokens=32)
-    want = list(generate_step(tokens, plain, max_tokens=25))
+    want = list(generate_step(tokens, plain, max_tokens=10))
     before = ours.pools.stats.copy()
-    steps = generate_step(tokens, ours.model, max_tokens=25)
+    steps = generate_step(tokens, ours.model, max_tokens=10)
     got = [next(steps)]
     assert ours.pools.stats.since(before).misses <= E * LAYERS + 2 * K * LAYERS  # the prompt, and two steps
     got += list(steps)
