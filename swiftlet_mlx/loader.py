@@ -31,7 +31,7 @@ from .moe import overlap_shared_experts, stream
 from .pools import Pools
 from .qpack import DENSE, Container
 from .read_threads import ReadThreads
-from .reader import IO_THREADS, CheckpointSource, ContainerSource, open_source
+from .reader import IO, IO_THREADS, CheckpointSource, ContainerSource, open_source
 from .units import size
 
 SHIM = "swiftlet_mlx_model.py"
@@ -50,6 +50,8 @@ def load(
     trust_remote_code: bool = False,
     *,
     cache_gb: float | None = None,
+    context_tokens: int | None = None,
+    io: IO = "cached",
     threads: int = IO_THREADS,
     warn: Callable[[str], None] | None = None,
 ) -> Any:
@@ -64,7 +66,9 @@ def load(
         return_config: Return the config as a third item.
         revision: Revision of a hub model.
         trust_remote_code: Run Python files of the model folder. They are never run otherwise.
-        cache_gb: Slot pool in GB (10^9 bytes); None takes half of what the machine has free.
+        cache_gb: Slot pool in GB (10^9 bytes); None takes what the machine has free and nothing else needs.
+        context_tokens: Length of conversation to keep memory free for; None takes a moderate one.
+        io: `cached` leaves experts in the system's page cache, `direct` does not.
         threads: Threads that read experts.
         warn: Called with each remark about the files; None drops them.
 
@@ -78,6 +82,8 @@ def load(
     model, config = load_streamed(
         folder,
         cache_gb=cache_gb,
+        context_tokens=context_tokens,
+        io=io,
         threads=threads,
         lazy=lazy,
         model_config=model_config,
@@ -95,6 +101,8 @@ def load_streamed(
     folder: Path,
     *,
     cache_gb: float | None = None,
+    context_tokens: int | None = None,
+    io: IO = "cached",
     threads: int = IO_THREADS,
     lazy: bool = False,
     model_config: dict[str, Any] | None = None,
@@ -106,8 +114,7 @@ def load_streamed(
     Returns:
         `(model, config)`.
     """
-    memory.limit_mlx_cache()
-    builder = _Builder(folder, cache_gb, threads, warn)
+    builder = _Builder(folder, cache_gb, context_tokens, io, threads, warn)
     config = read_config(folder)
     overrides = {**for_mlx_lm(config), **(model_config or {})}
     stock = _classes_in(folder, config) if trust_remote_code else None
@@ -170,22 +177,33 @@ def eos_ids(folder: Path, config: dict[str, Any]) -> list[int]:
 
 def model_classes(folder: Path, cache_gb: float | None = None) -> tuple[type[nn.Module], type]:
     """`(Model, ModelArgs)` for a container's own model file, through which unmodified mlx-lm commands stream it."""
-    memory.limit_mlx_cache()
     config = read_config(folder)
-    return _Builder(folder, cache_gb, IO_THREADS, None).classes(get_model_classes({**config, **for_mlx_lm(config)}))
+    return _Builder(folder, cache_gb).classes(get_model_classes({**config, **for_mlx_lm(config)}))
 
 
 class _Builder:
     """Makes the streamed subclass of one model folder's stock model class."""
 
-    def __init__(self, folder: Path, cache_gb: float | None, threads: int, warn: Callable[[str], None] | None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        cache_gb: float | None,
+        context_tokens: int | None = None,
+        io: IO = "cached",
+        threads: int = IO_THREADS,
+        warn: Callable[[str], None] | None = None,
+    ) -> None:
         self.folder = folder
-        self.cache_gb, self.threads, self.warn = cache_gb, threads, warn or (lambda text: None)
+        self.threads, self.warn = threads, warn or (lambda text: None)
         self.source: ContainerSource | CheckpointSource
-        self.source, self.opened = open_source(folder)
+        self.source, self.opened = open_source(folder, io)
         for text in getattr(self.opened, "warnings", ()):
             self.warn(text)
-        self.shape = ModelConfig.from_dict(read_config(folder), str(folder / "config.json"))
+        config = read_config(folder)
+        self.shape = ModelConfig.from_dict(config, str(folder / "config.json"))
+        self.plan = memory.plan(self.opened, self.source.tables, config, cache_gb, context_tokens)
+        memory.limit_mlx_cache()
+        memory.wire(self.plan)
         self.pools: Pools | None = None
 
     def classes(self, stock: tuple[type[nn.Module], type]) -> tuple[type[nn.Module], type]:
@@ -210,13 +228,12 @@ class _Builder:
 
     def make_pools(self) -> Pools:
         tables, top_k = self.source.tables, self.shape.top_k
-        budget = memory.budget_bytes(self.cache_gb, tables, top_k, memory.dense_bytes(self.opened))
-        pools = Pools(self.source, memory.split(tables, budget, top_k), ReadThreads(self.threads))
-        cycle = memory.cycle_bytes(tables, top_k)
-        if pools.nbytes < cycle:
+        pools = Pools(self.source, memory.split(tables, self.plan.pool, top_k), ReadThreads(self.threads), top_k)
+        pools.plan = self.plan
+        if pools.nbytes < self.plan.cycle:
             self.warn(
                 f"the cache holds {sum(p.n_slots for p in pools.layers.values())} experts, one token uses "
-                f"{len(tables) * top_k} ({size(cycle)}): nothing can be reused from token to token. "
+                f"{len(tables) * top_k} ({size(self.plan.cycle)}): nothing can be reused from token to token. "
                 "Give more --cache-gb if you can"
             )
         if not pools.direct:

@@ -1,28 +1,159 @@
-"""Memory: how large the slot pool is and how it is split over the layers, and MLX's own limits.
+"""The memory plan: what is free, what each part of a running model takes of it, and so how large the slot pool is.
 
-Knows numbers and the operating system's counters; holds no array. GB is 10^9 bytes.
-Invariant: the slots of all layers together never cost more than the budget they were split from.
+Knows the sizes a config and a header give, and MLX's own limits; holds no array. GB is 10^9 bytes.
+Invariant: where `cache_gb` is not given, the parts of a plan add up to no more than what was free, or the pool is the
+smallest that works.
 """
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Mapping
-from pathlib import Path
+from dataclasses import dataclass
+from typing import Any
 
 import mlx.core as mx
 
+from .budget import GB, all_bytes, cycle_bytes, minimum_bytes, split
 from .checkpoint import Checkpoint
-from .errors import BudgetTooSmall, OptionError
+from .config import ModelConfig, text_config
+from .errors import OptionError
+from .machine import available_bytes
 from .qpack import DENSE, Container, LayerTable
 from .safetensors import read_header
 from .units import size
 
-GB = 10**9
+__all__ = [
+    "GB",
+    "Plan",
+    "all_bytes",
+    "available_bytes",
+    "cycle_bytes",
+    "dense_bytes",
+    "limit_mlx_cache",
+    "minimum_bytes",
+    "plan",
+    "split",
+    "wire",
+]
+
 # What MLX may keep of freed buffers. Enough to reuse a decode step's temporaries, and bounded: on a Mac the default
 # grows without limit (reports of machines driven into swap).
 MLX_CACHE_BYTES = 128 * 1024 * 1024
+CONTEXT_TOKENS = 8192  # planned for if nobody asks for a length
+PROCESS_BYTES = 250_000_000  # Python, MLX, mlx-lm and a tokenizer of 250,000 entries (measured: 180 to 230 MB)
+OTHERS_SHARE = 0.1  # of what is free is left to other programs and the page cache
+PASS_TOKENS = 2048  # hidden states and expert results of so many tokens are alive in a prefill at once
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What the parts of a running model take, in bytes.
+
+    `available` is what was free before loading; `experts` is what all experts would take, more than which no pool
+    needs; `cycle` what one token touches; `asked` whether the pool's size was given.
+    """
+
+    available: int
+    dense: int
+    kv_cache: int
+    prefill: int
+    mlx_cache: int
+    process: int
+    others: int
+    pool: int
+    experts: int
+    cycle: int
+    context_tokens: int
+    asked: bool
+
+    def __post_init__(self) -> None:
+        if min(self.dense, self.kv_cache, self.prefill, self.pool, self.experts, self.cycle) < 0:
+            raise ValueError("a part of a memory plan is negative")
+
+    @property
+    def process_total(self) -> int:
+        """The most this process will take."""
+        return self.dense + self.kv_cache + self.prefill + self.mlx_cache + self.process + self.pool
+
+    @property
+    def fits(self) -> bool:
+        return self.process_total <= self.available
+
+    def parts(self) -> list[tuple[str, int]]:
+        """Name and bytes of each part, in the order they are taken from what is free."""
+        return [
+            ("free on this machine", self.available),
+            ("left to other programs", self.others),
+            ("dense weights", self.dense),
+            (f"context of {self.context_tokens} tokens", self.kv_cache),
+            ("reading prompts", self.prefill),
+            ("buffers MLX keeps", self.mlx_cache),
+            ("Python and libraries", self.process),
+            ("expert slots" if self.asked else "expert slots (what is left)", self.pool),
+        ]
+
+    def table(self) -> str:
+        """The parts as lines of text."""
+        lines = [f"{name:<32}{size(n):>10}" for name, n in self.parts()]
+        share = 100 * self.pool / self.experts if self.experts else 100.0
+        lines.append(f"{'this process at most':<32}{size(self.process_total):>10}")
+        lines.append(f"slots hold {share:.0f} % of the experts; one token touches {size(self.cycle)}")
+        return "\n".join(lines)
+
+
+def plan(
+    opened: Container | Checkpoint,
+    tables: Mapping[int, LayerTable],
+    config: Mapping[str, Any],
+    cache_gb: float | None = None,
+    context_tokens: int | None = None,
+    available: int | None = None,
+) -> Plan:
+    """Divide memory.
+
+    Args:
+        opened: the model's files.
+        tables: its layers with experts.
+        config: its parsed config.json.
+        cache_gb: the pool in GB; None takes what the other parts leave.
+        context_tokens: to plan for; None takes `CONTEXT_TOKENS`, or the model's own limit if that is less.
+        available: free bytes; None asks the machine.
+
+    Returns:
+        The plan. Its pool holds one expert a layer and one layer's choice at least.
+
+    Raises:
+        OptionError: `cache_gb` is no size.
+    """
+    shape = ModelConfig.from_dict(config, "config.json")
+    free = available_bytes() if available is None else available
+    context = context_tokens or min(CONTEXT_TOKENS, shape.context or CONTEXT_TOKENS)
+    dense = dense_bytes(opened)
+    kv = context * kv_bytes_per_token(config, shape)
+    prefill = prefill_bytes(config, shape.top_k)
+    others = int(free * OTHERS_SHARE)
+    experts, least = all_bytes(tables), minimum_bytes(tables, shape.top_k)
+    if cache_gb is None:
+        left = free - others - dense - kv - prefill - MLX_CACHE_BYTES - PROCESS_BYTES
+        pool = min(experts, max(left, least))
+    elif 0 < cache_gb < 1e6:
+        pool = min(experts, round(cache_gb * GB))
+    else:
+        raise OptionError(f"--cache-gb {cache_gb} is not a size; give the slot pool in GB, for example --cache-gb 2")
+    return Plan(
+        available=free,
+        dense=dense,
+        kv_cache=kv,
+        prefill=prefill,
+        mlx_cache=MLX_CACHE_BYTES,
+        process=PROCESS_BYTES,
+        others=others,
+        pool=pool,
+        experts=experts,
+        cycle=cycle_bytes(tables, shape.top_k),
+        context_tokens=context,
+        asked=cache_gb is not None,
+    )
 
 
 def limit_mlx_cache() -> None:
@@ -30,69 +161,11 @@ def limit_mlx_cache() -> None:
     mx.set_cache_limit(MLX_CACHE_BYTES)
 
 
-def minimum_bytes(tables: Mapping[int, LayerTable], top_k: int) -> int:
-    """The smallest legal pool: one slot a layer, and in all at least one layer's choice for a token."""
-    slots = [t.payload_bytes for t in tables.values()]
-    return max(sum(slots), max(slots) * max(top_k, 1))
-
-
-def cycle_bytes(tables: Mapping[int, LayerTable], top_k: int) -> int:
-    """What one token touches. A smaller pool reads everything anew for every token."""
-    return sum(t.payload_bytes * max(top_k, 1) for t in tables.values())
-
-
-def split(tables: Mapping[int, LayerTable], budget: int, top_k: int) -> dict[int, int]:
-    """Slots for each layer: equal bytes a layer, what is left over handed out one slot at a time.
-
-    Args:
-        tables: Layer to table.
-        budget: Bytes for all slots together.
-        top_k: Experts a token uses in a layer, 0 if unknown.
-
-    Raises:
-        BudgetTooSmall: naming the minimum.
-    """
-    need = minimum_bytes(tables, top_k)
-    if budget < need:
-        raise BudgetTooSmall(
-            f"a cache of {size(budget)} does not hold one expert for each of {len(tables)} layers and "
-            f"{max(top_k, 1)} of one layer; the minimum for this model is --cache-gb {_round_up(need)}, "
-            f"one token touches {size(cycle_bytes(tables, top_k))}"
-        )
-    slots = {}
-    left, layers = budget, len(tables)
-    # layers with small experts first: what they cannot use is shared by the others
-    for n, t in sorted(tables.items(), key=lambda item: item[1].expert_count * item[1].payload_bytes):
-        slots[n] = max(1, min(t.expert_count, (left // layers) // t.payload_bytes))
-        left -= slots[n] * t.payload_bytes
-        layers -= 1
-    while left < 0:  # one slot was forced on layers whose share was smaller: take from the richest
-        n = max(slots, key=lambda n: slots[n] * tables[n].payload_bytes if slots[n] > 1 else 0)
-        slots[n] -= 1
-        left += tables[n].payload_bytes
-    while True:
-        fits = [n for n, t in tables.items() if slots[n] < t.expert_count and t.payload_bytes <= left]
-        if not fits:
-            return dict(sorted(slots.items()))
-        for n in sorted(fits, key=lambda n: slots[n]):
-            if tables[n].payload_bytes <= left:
-                slots[n] += 1
-                left -= tables[n].payload_bytes
-
-
-def budget_bytes(cache_gb: float | None, tables: Mapping[int, LayerTable], top_k: int, dense_bytes: int) -> int:
-    """The slot pool's bytes for a `cache_gb` option; None asks the machine.
-
-    Raises:
-        OptionError: for a number that is not positive and finite.
-    """
-    everything = sum(t.expert_count * t.payload_bytes for t in tables.values())
-    if cache_gb is None:
-        free = available_bytes() // 2 - dense_bytes
-        return min(everything, max(free, minimum_bytes(tables, top_k)))
-    if not 0 < cache_gb < 1e6:
-        raise OptionError(f"--cache-gb {cache_gb} is not a size; give the slot pool in GB, for example --cache-gb 2")
-    return min(everything, round(cache_gb * GB))
+def wire(plan: Plan) -> None:
+    """On a Mac, let MLX keep what the plan takes in physical memory. To be called before the first weight."""
+    if mx.metal.is_available():  # not run here
+        most = int(mx.device_info()["max_recommended_working_set_size"])
+        mx.set_wired_limit(min(plan.process_total, most))
 
 
 def dense_bytes(opened: Container | Checkpoint) -> int:
@@ -102,38 +175,24 @@ def dense_bytes(opened: Container | Checkpoint) -> int:
     return sum(at.info.nbytes for at in opened.dense.values())
 
 
-def available_bytes() -> int:
-    """Memory that this process may take: the system's free memory or a control group's limit, whichever is less."""
-    if sys.platform == "linux":
-        return min(_meminfo("MemAvailable"), _cgroup_left())
-    # macOS: physical memory, of which the system and other programs keep a part (not run here)
-    return int(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") * 0.75)
+def kv_bytes_per_token(config: Mapping[str, Any], shape: ModelConfig) -> int:
+    """What a token adds to the caches of the attention layers, in 16 bits; compressed caches (MLA) as they are."""
+    text = text_config(config)
+    attention = shape.layer_count - sum(shape.linear_layers)
+    latent = text.get("kv_lora_rank")
+    if isinstance(latent, int):
+        return attention * 2 * (latent + int(text.get("qk_rope_head_dim") or 0))
+    heads = int(text.get("num_key_value_heads") or text.get("num_attention_heads") or 0)
+    width = int(text.get("head_dim") or 0)
+    if not width:
+        width = int(text.get("hidden_size") or 0) // max(1, int(text.get("num_attention_heads") or 1))
+    return attention * 2 * heads * width * 2
 
 
-def _meminfo(key: str, path: Path = Path("/proc/meminfo")) -> int:
-    for line in path.read_text().splitlines():
-        if line.startswith(key + ":"):
-            return int(line.split()[1]) * 1024
-    return 1 << 62
-
-
-def _cgroup_left(root: Path = Path("/sys/fs/cgroup")) -> int:
-    """Limit of the control group less what is in use and cannot be reclaimed (cgroup v2)."""
-    try:
-        limit = (root / "memory.max").read_text().strip()
-        stat = dict(line.split() for line in (root / "memory.stat").read_text().splitlines())
-        return 1 << 62 if limit == "max" else int(limit) - int(stat["anon"])
-    except (OSError, ValueError, KeyError):
-        return 1 << 62
-
-
-def _round_up(n: int) -> str:
-    """Bytes as GB with as few digits as keep it from being rounded below `n`."""
-    for digits in range(1, 10):
-        text = f"{n / GB:.{digits}f}"
-        if float(text) * GB >= n and float(text) < 1.1 * n / GB:
-            return text
-        text = f"{float(text) + 10**-digits:.{digits}f}"
-        if float(text) * GB >= n and float(text) < 1.1 * n / GB:
-            return text
-    return str(n / GB)
+def prefill_bytes(config: Mapping[str, Any], top_k: int) -> int:
+    """What a pass over a prompt has alive at once beside the slots: hidden states, and each choice's inputs, inner
+    activations and results, in 32 bits where they are added up."""
+    text = text_config(config)
+    hidden = int(text.get("hidden_size") or 0)
+    inner = int(text.get("moe_intermediate_size") or text.get("intermediate_size") or 0)
+    return PASS_TOKENS * (8 * 4 * hidden + max(1, top_k) * (3 * hidden + 3 * inner) * 2)

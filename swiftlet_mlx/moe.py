@@ -43,6 +43,8 @@ class Streamed:
             `[..., k, hidden]`, unweighted, in the order of `indices`.
         """
         pools, pool = self.pools, self.pool
+        if self.layer == pools.first:
+            pools.before_step()
         if pool.complete and pools.recorder is None:  # expert e is in slot e: nothing to look up, no read-back
             return self._stock(x, indices)
         if indices.size > FEW:

@@ -20,6 +20,7 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
+from .memory import Plan, minimum_bytes, split
 from .read_threads import ReadThreads
 from .reader import ExpertSource
 from .slots import EMPTY, SlotPool
@@ -31,6 +32,7 @@ T = TypeVar("T")
 # keep a prompt chunk's activations alive, evaluating it costs one synchronisation in a call that is long anyway.
 HOLD_BYTES = 1 << 20
 FILL_BYTES = 64 << 20  # one read of neighbouring experts when a layer is loaded whole
+PREFETCH_BYTES = 8 << 20  # the same in the background: a prompt that arrives waits for one of them
 
 
 class Reads:
@@ -60,6 +62,35 @@ class Reads:
         self.done.put(None)
 
 
+class _Run:
+    """Neighbouring experts of one layer, read in one request."""
+
+    def __init__(self, pool: SlotPool, claims: list[tuple[int, int]]) -> None:
+        self.pool = pool
+        self.claims = claims  # (expert, slot), ascending by expert
+        self.read_bytes = 0  # 0 until they are read
+        self.error: Exception | None = None
+
+    def read(self, source: ExpertSource) -> None:
+        """On a read thread; the device must see host writes."""
+        try:
+            rows = [self.pool.rows(slot) for _, slot in self.claims]
+            self.read_bytes = source.read(self.pool.table.layer, self.claims[0][0], rows)
+        except Exception as error:
+            self.error = error
+
+
+def neighbours(claims: Sequence[tuple[int, int]], most: int) -> list[list[tuple[int, int]]]:
+    """Cut (expert, slot) pairs, ascending by expert, into runs that lie side by side on disk, `most` a run."""
+    runs: list[list[tuple[int, int]]] = []
+    for expert, slot in claims:
+        if runs and expert == runs[-1][-1][0] + 1 and len(runs[-1]) < most:
+            runs[-1].append((expert, slot))
+        else:
+            runs.append([(expert, slot)])
+    return runs
+
+
 class Pools:
     """The slot pools, their source and their reads.
 
@@ -67,16 +98,30 @@ class Pools:
         source: where experts are read from.
         n_slots: layer to number of slots.
         threads: that read; closed with the pools.
+        top_k: experts a token uses in a layer, 0 if unknown.
+
+    Attributes:
+        stats: what was read, found and waited for.
+        recorder: called with (layer, experts) for each layer call of a decode step, if set. Resident layers then
+            read the router's choice back, too.
+        plan: how memory was divided when the model was loaded.
+        on_step: called before each decode step, if set.
     """
 
-    def __init__(self, source: ExpertSource, n_slots: Mapping[int, int], threads: ReadThreads) -> None:
+    def __init__(self, source: ExpertSource, n_slots: Mapping[int, int], threads: ReadThreads, top_k: int = 0) -> None:
         self.source = source
         self.stats = Stats()
+        self.plan: Plan | None = None
+        self.on_step: Callable[[], None] | None = None
+        self.top_k = top_k
+        self.first = min(n_slots)
         self.layers = {layer: SlotPool(source.tables[layer], n) for layer, n in n_slots.items()}
         self.recorder: Callable[[int, list[int]], None] | None = None
         self._threads = threads
         self._readers: list[mx.array] = []
         self._open: Reads | None = None
+        self._asked: int | None = None
+        self._prefetching: list[_Run] = []
 
     @property
     def nbytes(self) -> int:
@@ -92,6 +137,8 @@ class Pools:
     def read_back(self, indices: mx.array) -> NDArray[np.uint32]:
         """Host synchronisation: the router's choice as numbers, and with it everything that still reads a slot."""
         self._evaluate(indices)
+        if self._open is not None:  # a pass over a prompt claims slots by itself, without `begin`
+            self._recover(self._open)
         return np.array(indices, copy=True).astype(np.uint32, copy=False)
 
     def choice(self, indices: mx.array) -> list[int]:
@@ -110,6 +157,8 @@ class Pools:
             self._readers.append(output)
 
     def _evaluate(self, indices: mx.array) -> None:
+        if self._prefetching:
+            self._end_prefetch()
         mx.eval(indices, *self._readers)
         self._readers.clear()
         self.stats.read_backs += 1
@@ -187,6 +236,71 @@ class Pools:
         except Exception:  # nobody waits for these experts any more
             pass
 
+    # ---- while nothing else is read
+
+    def prefetch(self, wanted: Mapping[int, Sequence[int]]) -> None:
+        """Read experts into free slots in the background. What has not begun when a layer is first used is dropped.
+
+        Args:
+            wanted: layer to experts, most wanted first.
+        """
+        for layer, pool in self.layers.items():
+            experts = [e for e in wanted.get(layer, ()) if pool.slots[e] == EMPTY]
+            if pool.direct:
+                for run in neighbours(pool.claim(sorted(experts[: pool.n_free])), PREFETCH_BYTES // pool.table.stride):
+                    self._prefetching.append(_Run(pool, run))
+        for read in self._prefetching:
+            self._threads.post_idle(read.read, self.source)
+
+    def _end_prefetch(self) -> None:
+        self._threads.drop_idle()
+        self._threads.drain()
+        for run in self._prefetching:
+            self.stats.reads += run.read_bytes > 0
+            self.stats.read_bytes += run.read_bytes
+            for expert, slot in run.claims:
+                run.pool.settle(expert, slot, ok=run.read_bytes > 0)
+        self._prefetching.clear()
+
+    # ---- more or less memory
+
+    def ask_for(self, budget: int) -> None:
+        """Change the pools to `budget` bytes before the next step. From any thread."""
+        self._asked = budget
+
+    def before_step(self) -> None:
+        """Called by the first streamed layer when a decode step reaches it: the moment for changes."""
+        if self.on_step is not None:
+            self.on_step()
+        if self._asked is not None:
+            self.apply()
+
+    def apply(self) -> None:
+        """Do now what was asked for."""
+        budget, self._asked = self._asked, None
+        if budget is not None:
+            self.resize(budget)
+
+    def resize(self, budget: int) -> None:
+        """Change the pools to `budget` bytes, or the least or most that makes sense. What is dropped is really freed.
+
+        Args:
+            budget: bytes of all slots. While one layer's section is copied, memory holds it twice.
+        """
+        if self._open is not None:
+            self._recover(self._open)
+        if self._prefetching:
+            self._end_prefetch()
+        mx.eval(*self._readers)  # graphs that still read the old arrays would keep them alive
+        self._readers.clear()
+        tables = self.source.tables
+        n_slots = split(tables, max(budget, minimum_bytes(tables, self.top_k)), self.top_k)
+        for layer, pool in sorted(self.layers.items(), key=lambda item: n_slots[item[0]] - item[1].n_slots):
+            if n_slots[layer] != pool.n_slots:  # those that shrink come first
+                before = len(pool.policy.residents)
+                pool.resize(n_slots[layer])
+                self.stats.evictions += before - len(pool.policy.residents)
+
     # ---- everything at once
 
     def fill(self) -> None:
@@ -195,21 +309,17 @@ class Pools:
         for pool in self.layers.values():
             count = pool.table.expert_count
             if pool.n_slots == count and pool.direct:
-                claimed = pool.claim(range(count))
-                step = max(1, FILL_BYTES // pool.table.payload_bytes)
-                for at in range(0, len(claimed), step):
-                    run = claimed[at : at + step]
-                    runs.append((pool, run, self.submit(self._read_run, pool, run)))
-        wait([future for _, _, future in runs])
-        for pool, run, future in runs:
-            for expert, slot in run:
-                pool.settle(expert, slot, ok=future.exception() is None)
-        for _, _, future in runs:
-            self.stats.read_bytes += future.result()
-            self.stats.reads += 1
-
-    def _read_run(self, pool: SlotPool, run: list[tuple[int, int]]) -> int:
-        return self.source.read(pool.table.layer, run[0][0], [pool.rows(slot) for _, slot in run])
+                runs += [_Run(pool, r) for r in neighbours(pool.claim(range(count)), FILL_BYTES // pool.table.stride)]
+        futures = [self.submit(run.read, self.source) for run in runs]
+        wait(futures)
+        for run in runs:
+            self.stats.reads += run.read_bytes > 0
+            self.stats.read_bytes += run.read_bytes
+            for expert, slot in run.claims:
+                run.pool.settle(expert, slot, ok=run.read_bytes > 0)
+        for run in runs:
+            if run.error is not None:
+                raise run.error
 
     def submit(self, work: Callable[..., T], *args: Any) -> Future[T]:
         """Run `work` on a read thread; it may touch bytes, no arrays."""

@@ -61,6 +61,11 @@ class SlotPool:
     def nbytes(self) -> int:
         return self.n_slots * self.table.payload_bytes
 
+    @property
+    def n_free(self) -> int:
+        """Slots that hold nobody and are claimed for nobody."""
+        return len(self._free)
+
     def claim(self, experts: Sequence[int], protected: Iterable[int] = ()) -> list[tuple[int, int]]:
         """Give a slot to each expert that has none, evicting where needed. The slots are empty until `settle`.
 
@@ -134,12 +139,12 @@ class SlotPool:
             self.slots[e] = target[e]
         self._views.clear()
         taken = mx.array(rows, mx.uint32)
-        for name, array in self.arrays.items():
-            self.arrays[name] = array[taken]
+        for name in list(self.arrays):
+            self.arrays[name] = self.arrays[name][taken]
             mx.eval(self.arrays[name])
-            del array
             for use in self._users:
                 use(self)
+            mx.synchronize()  # a stream lets go of its inputs a moment after it has announced the result
             mx.clear_cache()
         used = set(target.values())
         self._free = [slot for slot in range(n_slots - 1, -1, -1) if slot not in used]

@@ -36,12 +36,12 @@ def describe(folder: str, cache_gb: float | None) -> dict[str, Any]:
     path = Path(folder)
     source, opened = open_source(path)
     source.close()
-    config = ModelConfig.from_dict(read_config(path), str(path))
+    raw = read_config(path)
+    config = ModelConfig.from_dict(raw, str(path))
     tables = source.tables
     widest = max(tables.values(), key=lambda t: t.payload_bytes)
-    dense = memory.dense_bytes(opened)
-    budget = memory.budget_bytes(cache_gb, tables, config.top_k, dense)
-    slots = memory.split(tables, budget, config.top_k)
+    plan = memory.plan(opened, tables, raw, cache_gb)
+    slots = memory.split(tables, plan.pool, config.top_k)
     return {
         "model": path.name,
         "type": config.model_type,
@@ -54,11 +54,11 @@ def describe(folder: str, cache_gb: float | None) -> dict[str, Any]:
         "context_tokens": config.context,
         "expert_bytes": widest.payload_bytes,
         "all_experts_bytes": opened.expert_bytes,
-        "dense_bytes": dense,
-        "per_token_bytes": memory.cycle_bytes(tables, config.top_k),
+        "dense_bytes": plan.dense,
+        "per_token_bytes": plan.cycle,
         "smallest_cache_bytes": memory.minimum_bytes(tables, config.top_k),
-        "available_bytes": memory.available_bytes(),
+        "available_bytes": plan.available,
         "cache_bytes": sum(n * tables[layer].payload_bytes for layer, n in slots.items()),
         "cache_slots": sum(slots.values()),
-        "memory_to_run_bytes": dense + sum(n * tables[layer].payload_bytes for layer, n in slots.items()),
+        "memory_to_run_bytes": plan.process_total,
     }
