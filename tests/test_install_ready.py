@@ -166,9 +166,14 @@ def test_looking_only_leaves_nothing_behind(hub: LoopbackHub, made: Path, tmp_pa
 
 
 def test_an_output_that_exists_is_not_touched(hub: LoopbackHub, made: Path, tmp_path: Path) -> None:
-    (tmp_path / "out.qpack").mkdir()
+    there = make_container(tmp_path / "out.qpack", seed=3)
+    before = content(there)
     with pytest.raises(OutputExists, match=r"out.qpack exists.*swiftlet-mlx remove"):
-        install(offer(hub, made, "hub"), tmp_path / "out.qpack")
+        install(offer(hub, made, "hub"), there)
+    assert content(there) == before
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(OutputExists, match=r"folder exists"):
+        install(offer(hub, made, "hub"), tmp_path / "folder")
     (tmp_path / "mine.qpack.partial").mkdir()
     (tmp_path / "mine.qpack.partial" / "thesis.txt").write_text("x")
     with pytest.raises(OutputExists, match=r"did not begin"):
@@ -188,6 +193,19 @@ def stopped_halfway(source: Source, hub: LoopbackHub, output: Path) -> None:
         install(source, output)
     hub.faults.clear()
     assert output.with_name(output.name + ".partial").is_dir()
+
+
+def test_a_restart_does_not_pull_the_folder_from_under_a_running_installation(
+    hub: LoopbackHub, made: Path, tmp_path: Path
+) -> None:
+    source = offer(hub, made, "hub")
+    with Installation(source, tmp_path / "out.qpack", patience=HASTY, pace=SMALL) as work:
+        work.look()
+        for restart in (True, False):
+            with pytest.raises(NotResumable, match="another process"):
+                install(source, tmp_path / "out.qpack", restart=restart)
+        work.carry_out()
+    assert open_container(tmp_path / "out.qpack")
 
 
 def test_another_source_or_revision_in_the_same_place_is_refused_by_name(

@@ -70,6 +70,21 @@ class Journal:
             sync_folder(path.parent)
         return journal
 
+    @staticmethod
+    def in_use(path: Path) -> bool:
+        """Whether a process holds the journal at `path`."""
+        try:
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            return False
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return True
+        finally:
+            os.close(fd)
+        return False
+
     def __enter__(self) -> Journal:
         return self
 

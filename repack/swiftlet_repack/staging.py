@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from swiftlet_mlx.errors import DiskFull, InstallError, OutputExists
+from swiftlet_mlx.errors import DiskFull, InstallError, NotResumable, OutputExists
 from swiftlet_mlx.library import PARTIAL
 from swiftlet_mlx.qpack import is_container, open_container
 
@@ -45,13 +45,17 @@ class Staging:
             InstallError: if the folder cannot be created.
         """
         if self.output.exists() or self.output.is_symlink():
-            if is_container(self.output):  # a kill right after the name was given leaves the working files inside
-                shutil.rmtree(self.output / STATE, ignore_errors=True)
+            if not is_container(self.output):
+                raise OutputExists(f"{self.output} exists and is not a container; choose another --output")
+            # a kill right after the name was given leaves the working files inside
+            shutil.rmtree(self.output / STATE, ignore_errors=True)
             raise OutputExists(
                 f"{self.output} exists and is not overwritten. Choose another --output, or delete it first: "
                 f"`swiftlet-mlx remove {self.output}`"
             )
         with in_words(self.folder):
+            if restart and Journal.in_use(self.state / "journal"):
+                raise NotResumable(f"{self.folder}: another process is installing here; wait for it or stop it")
             if restart:
                 self._discard()
             elif self.folder.is_dir() and not self.state.is_dir() and any(self.folder.iterdir()):
