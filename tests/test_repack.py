@@ -390,11 +390,12 @@ def test_a_source_of_the_same_size_and_time_with_other_headers_is_not_mixed_in(s
 
 def test_a_source_that_changes_while_it_is_read_gives_no_container(source: Path, tmp_path: Path) -> None:
     folder, output = copy_of(source, tmp_path), tmp_path / "out.qpack"
-    touched = []
+    touched: list[str] = []
 
     def touch(done: int, total: int, what: str) -> None:
         if done > total / 2 and not touched:
-            touched.append(os.utime(folder / "model.safetensors", (1, 1)))
+            touched.append(what)
+            os.utime(folder / "model.safetensors", (1, 1))
 
     with pytest.raises(RepackError, match="changed while it was read"):
         repack_checkpoint(folder, output, progress=touch)
@@ -415,7 +416,8 @@ def test_a_source_that_ends_early_is_named_and_gives_no_container(source: Path, 
 
 
 def test_two_at_one_output_do_not_meet(source: Path, tmp_path: Path) -> None:
-    output, refused = tmp_path / "out.qpack", []
+    output = tmp_path / "out.qpack"
+    refused: list[NotResumable] = []
 
     def second(done: int, total: int, what: str) -> None:
         if not refused:
@@ -459,36 +461,46 @@ def test_a_full_disk_is_one_message_and_the_same_command_continues(
 # ---- size ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow  # writes 2 x 3 GB
-def test_memory_stays_bounded_whatever_the_size(tmp_path: Path) -> None:
+@pytest.mark.slow  # writes 2 x 3 GB, then 2 x 1.8 GB
+@pytest.mark.parametrize(
+    ("layers", "experts", "inner", "width"), [(12, 64, 512, 1024), (1, 2, 16384, 6144)], ids=["many", "of 604 MB each"]
+)
+def test_memory_stays_bounded_whatever_the_size(
+    tmp_path: Path, layers: int, experts: int, inner: int, width: int
+) -> None:
     from swiftlet_mlx.safetensors import build_header, tensor_bytes
 
-    folder = make_checkpoint(tmp_path / "model", kind="qwen3_moe", bits=None, shape={"layers": 1})
-    tensors = []
-    for layer in range(12):
-        for name, shape in (
-            ("gate_proj", (64, 512, 1024)),
-            ("up_proj", (64, 512, 1024)),
-            ("down_proj", (64, 1024, 512)),
-        ):
-            tensors.append((f"model.layers.{layer}.mlp.switch_mlp.{name}.weight", "BF16", shape))
+    folder, output = tmp_path / "model", tmp_path / "out.qpack"
+    folder.mkdir()
+    shapes = {"gate_proj": (inner, width), "up_proj": (inner, width), "down_proj": (width, inner)}
+    tensors: list[tuple[str, str, tuple[int, ...]]] = [
+        (f"model.layers.{layer}.mlp.switch_mlp.{name}.weight", "BF16", (experts, *shape))
+        for layer in range(layers)
+        for name, shape in shapes.items()
+    ]
     tensors.append(("model.embed_tokens.weight", "BF16", (300_000, 1024)))
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 12, "num_experts": 64}))
+    config = {"model_type": "qwen3_moe", "num_hidden_layers": layers, "num_experts": experts, "num_experts_per_tok": 2}
+    (folder / "config.json").write_text(json.dumps(config))
     with open(folder / "model.safetensors", "wb") as file:
-        header = build_header(tensors)
-        file.write(header)
+        file.write(build_header(tensors))
         block = os.urandom(1 << 20)
         left = sum(tensor_bytes(dtype, shape) for _, dtype, shape in tensors)
         while left:
             left -= file.write(block[: min(left, len(block))])
-    (folder / "model.safetensors.index.json").unlink(missing_ok=True)
-    started = time.perf_counter()
-    subprocess.run(
-        [sys.executable, "-m", "swiftlet_repack", "--source", folder, "--output", tmp_path / "out.qpack"], check=True
-    )
-    peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
     size = (folder / "model.safetensors").stat().st_size
-    print(f"{size / 1e9:.2f} GB in {time.perf_counter() - started:.1f} s, peak {peak / 1e6:.0f} MB")
-    assert size > 2.5e9
+    assert size > 1.7e9
+    started = time.perf_counter()
+    try:
+        subprocess.run([sys.executable, "-m", "swiftlet_repack", "--source", folder, "--output", output], check=True)
+        copied = time.perf_counter()
+        command: list[str | Path] = [sys.executable, "-m", "swiftlet_mlx", "verify", output, "--source", folder]
+        subprocess.run(command, check=True)
+    finally:
+        shutil.rmtree(folder)
+        shutil.rmtree(output, ignore_errors=True)
+    peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    print(
+        f"{size / 1e9:.2f} GB: repack {copied - started:.1f} s, verify {time.perf_counter() - copied:.1f} s, "
+        f"peak {peak / 1e6:.0f} MB"
+    )
     assert peak < 300e6

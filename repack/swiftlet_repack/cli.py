@@ -14,7 +14,7 @@ import typer
 from swiftlet_mlx.cli import console
 from swiftlet_mlx.cli.options import Quiet
 from swiftlet_mlx.cli.run import run
-from swiftlet_mlx.errors import OptionError
+from swiftlet_mlx.errors import Cancelled, OptionError
 
 REPACK_EXAMPLE = "Example: swiftlet-mlx repack --source Qwen3.6-35B-A3B-4bit --output qwen3.6-35b.qpack"
 VERIFY_EXAMPLE = "Example: swiftlet-mlx verify qwen3.6-35b.qpack"
@@ -62,11 +62,14 @@ def repack(
     for given, name in ((revision, "--revision"), (dry_run, "--dry-run")):
         if given:
             raise OptionError(f"{name} belongs to --from-hf and --from-url; a local --source has no such thing")
-    with console.progress(quiet) as progress:
-        made = repack_checkpoint(
-            find_model(source), output, restart=restart, progress=progress,
-            warn=(lambda text: None) if quiet else console.warn,
-        )  # fmt: skip
+    try:
+        with console.progress(quiet) as progress:
+            made = repack_checkpoint(
+                find_model(source), output, restart=restart, progress=progress,
+                warn=(lambda text: None) if quiet else console.warn,
+            )  # fmt: skip
+    except KeyboardInterrupt:
+        raise Cancelled("interrupted; repeat the same command to continue") from None
     if not quiet:
         console.say(f"{made} is complete. Chat with it: swiftlet-mlx chat {made}")
 
