@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from .device import backend
 from .moe import Streamed
 from .moe import _Projection as Projection
-from .pools import Pools
+from .pools import Pools, neighbours
 from .reader import IO_THREADS
 from .routes import Ints, Routes, groups
 from .slots import EMPTY, SlotPool
@@ -90,6 +90,8 @@ class ExpertPass:
 
     def read_back(self, indices: mx.array) -> NDArray[np.uint32]:
         """Host synchronisation: the router's choice, and with it all that was built earlier and reads a slot."""
+        if self._module.layer == self._pools.first:
+            self._pools.before_step()
         return self._pools.read_back(indices)
 
     def in_groups(self, routes: Routes, x: mx.array) -> Iterator[tuple[Ints, mx.array]]:
@@ -153,22 +155,13 @@ class ExpertPass:
             group = _Group(queue.popleft())
             before = len(self._pool.policy.residents)
             self._reading.append(group)  # first of all, so that `close` knows it
-            group.runs = self._runs(self._pool.claim(group.experts, self._protected))
+            claims = self._pool.claim(group.experts, self._protected)
+            most = min(RUN_BYTES // self._pool.table.stride, -(-len(claims) // IO_THREADS))
+            group.runs = neighbours(claims, max(1, most))
             for run in group.runs:
                 group.reads.append(self._pools.submit(self._read, run))
             self._pools.stats.evictions += before - len(self._pool.policy.residents)
             self._protected.update(group.experts)
-
-    def _runs(self, claims: Sequence[tuple[int, int]]) -> list[list[tuple[int, int]]]:
-        """Split claims, ascending by expert, into runs of neighbours that one request reads."""
-        most = max(1, min(RUN_BYTES // self._pool.table.stride, -(-len(claims) // IO_THREADS)))
-        runs: list[list[tuple[int, int]]] = []
-        for expert, slot in claims:
-            if runs and expert == runs[-1][-1][0] + 1 and len(runs[-1]) < most:
-                runs[-1].append((expert, slot))
-            else:
-                runs.append([(expert, slot)])
-        return runs
 
     def _read(self, run: list[tuple[int, int]]) -> _Read:
         """On an I/O thread: fill the slots of neighbours, or buffers if the device does not see host writes."""
