@@ -25,6 +25,7 @@ from ._compat import SwitchGLU, SwitchMLP, get_model_classes
 from .config import ModelConfig, for_mlx_lm, read_config, text_config
 from .delta import chunked_by_default, use_chunked_delta
 from .errors import ConfigError, ModelNotFound, StreamingUnsupported
+from .governor import Governor, Search
 from .layer_major import use_layer_major
 from .locate import find_model
 from .moe import overlap_shared_experts, stream
@@ -228,8 +229,13 @@ class _Builder:
 
     def make_pools(self) -> Pools:
         tables, top_k = self.source.tables, self.shape.top_k
-        pools = Pools(self.source, memory.split(tables, self.plan.pool, top_k), ReadThreads(self.threads), top_k)
-        pools.plan = self.plan
+        plan = self.plan
+        search = Search(min(plan.pool, 2 * plan.cycle), plan.pool, plan.pool if plan.whole else plan.pool // 2)
+        slots = memory.split(tables, search.size, top_k)
+        pools = Pools(self.source, slots, ReadThreads(self.threads), top_k)
+        pools.plan = plan
+        if not plan.asked:
+            pools.on_step = Governor(pools, search)
         if pools.nbytes < self.plan.cycle:
             self.warn(
                 f"the cache holds {sum(p.n_slots for p in pools.layers.values())} experts, one token uses "

@@ -76,6 +76,11 @@ class Plan:
         return self.dense + self.kv_cache + self.prefill + self.mlx_cache + self.process + self.pool
 
     @property
+    def whole(self) -> bool:
+        """Whether the pool is to have its size at once: it was asked for, or it holds every expert."""
+        return self.asked or self.pool == self.experts
+
+    @property
     def fits(self) -> bool:
         return self.process_total <= self.available
 

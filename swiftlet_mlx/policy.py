@@ -16,18 +16,22 @@ class LFU:
 
     A use leaves the key's entry in the heap behind the truth. Counts only grow, so an entry that comes to the top is
     either true, and then the least, or is put back where it belongs.
+
+    Attributes:
+        residents: who is there.
+        uses: how often each key was used, resident or not.
     """
 
     def __init__(self) -> None:
         self.residents: set[int] = set()
-        self._uses: dict[int, int] = {}
+        self.uses: dict[int, int] = {}
         self._last: dict[int, int] = {}
         self._heap: list[tuple[int, int, int]] = []  # (uses, last use, key)
         self._now = 0
 
     def use(self, keys: Iterable[int]) -> None:
         """Record one use of each key, resident or about to be."""
-        uses, last, now = self._uses, self._last, self._now
+        uses, last, now = self.uses, self._last, self._now
         for key in keys:
             now += 1
             uses[key] = uses.get(key, 0) + 1
@@ -64,9 +68,5 @@ class LFU:
             for entry in held:
                 heappush(heap, entry)
 
-    def hottest(self) -> list[int]:
-        """Every key that was ever used, most often used first, of equals the one used last."""
-        return sorted(self._uses, key=lambda key: (self._uses[key], self._last.get(key, 0)), reverse=True)
-
     def _entry(self, key: int) -> tuple[int, int, int]:
-        return self._uses.get(key, 0), self._last.get(key, 0), key
+        return self.uses.get(key, 0), self._last.get(key, 0), key

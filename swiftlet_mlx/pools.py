@@ -3,8 +3,8 @@
     A slot is overwritten only when no unevaluated graph can read it.
 
 Whatever a streamed layer returned last is evaluated together with the next router choice (`read_back`, `choice`),
-before any slot changes hands. Only the thread that owns the model may call anything here but `ask_for`; read threads
-touch bytes alone. Residency belongs to one model instance: two models in one process share nothing.
+before any slot changes hands. Only the thread that owns the model may call anything here but `ask_for` and `limit`;
+read threads touch bytes alone. Residency belongs to one model instance: two models in one process share nothing.
 """
 
 from __future__ import annotations
@@ -120,7 +120,9 @@ class Pools:
         self._threads = threads
         self._readers: list[mx.array] = []
         self._open: Reads | None = None
-        self._asked: int | None = None
+        self._wanted = self._size = self.nbytes  # asked for, and what the pools were last set to
+        self._limit: int | None = None
+        self._changed = False
         self._prefetching: list[_Run] = []
 
     @property
@@ -265,21 +267,29 @@ class Pools:
     # ---- more or less memory
 
     def ask_for(self, budget: int) -> None:
-        """Change the pools to `budget` bytes before the next step. From any thread."""
-        self._asked = budget
+        """Have pools of `budget` bytes from the next step on. From any thread."""
+        self._wanted = budget
+        self._changed = True
+
+    def limit(self, budget: int | None) -> None:
+        """Have no more than `budget` bytes, whatever is asked for, until the limit is lifted. From any thread."""
+        self._limit = budget
+        self._changed = True
 
     def before_step(self) -> None:
         """Called by the first streamed layer when a decode step reaches it: the moment for changes."""
         if self.on_step is not None:
             self.on_step()
-        if self._asked is not None:
+        if self._changed:
             self.apply()
 
     def apply(self) -> None:
         """Do now what was asked for."""
-        budget, self._asked = self._asked, None
-        if budget is not None:
-            self.resize(budget)
+        self._changed = False
+        limit = self._limit
+        target = self._wanted if limit is None else min(self._wanted, limit)
+        if target != self._size:
+            self.resize(target)
 
     def resize(self, budget: int) -> None:
         """Change the pools to `budget` bytes, or the least or most that makes sense. What is dropped is really freed.
@@ -287,6 +297,7 @@ class Pools:
         Args:
             budget: bytes of all slots. While one layer's section is copied, memory holds it twice.
         """
+        self._size = budget
         if self._open is not None:
             self._recover(self._open)
         if self._prefetching:

@@ -1,0 +1,161 @@
+"""How much memory the slots should have: as much as helps, and less when the machine needs it.
+
+Two rules and what drives them. Pure decisions on numbers, tested without a clock; the drivers only measure and ask.
+Invariant: no rule asks for less than its floor or more than its ceiling.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from statistics import median
+
+from .machine import Pressure, pressure
+from .pools import Pools
+
+WINDOW = 48  # steps a size is judged by, after as many to fill the new slots
+GROWTH = 1.25
+WORTH = 0.03  # of a step's time that a quarter more memory must save to be kept
+IDLE = 0.05  # share of a step spent waiting below which no memory can help noticeably
+
+CALM_SECONDS = 30.0  # without pressure before the pool grows again
+PAUSE_SECONDS = 5.0  # between two changes: pressure takes a moment to show that it has gone
+
+
+class Search:
+    """Where more memory no longer helps: grow while each quarter more saves time, step back once and stay.
+
+    Beyond some size a cache of one's own only takes memory from the page cache, and steps become slower again.
+    """
+
+    def __init__(self, floor: int, ceiling: int, size: int) -> None:
+        self.floor, self.ceiling = floor, max(floor, ceiling)
+        self.size = min(max(size, floor), self.ceiling)
+        self.settled = self.size == self.ceiling
+        self._before: tuple[int, float] | None = None  # the size before, and its step time
+
+    def judge(self, step_seconds: float, wait_seconds: float) -> int:
+        """Take in what a step costs at the present size.
+
+        Args:
+            step_seconds: of a typical step.
+            wait_seconds: of it, spent waiting for reads.
+
+        Returns:
+            The size to have from now on.
+        """
+        if self.settled:
+            return self.size
+        if self._before is not None and step_seconds > (1 - WORTH) * self._before[1]:
+            self.size, self.settled = self._before[0], True
+        elif wait_seconds < IDLE * step_seconds or self.size == self.ceiling:
+            self.settled = True
+        else:
+            self._before = self.size, step_seconds
+            self.size = min(int(self.size * GROWTH), self.ceiling)
+        return self.size
+
+
+class Governor:
+    """Measures the steps of a model and lets its pools grow while that helps. To be set as `pools.on_step`."""
+
+    def __init__(self, pools: Pools, search: Search, clock: Callable[[], float] = time.perf_counter) -> None:
+        self.search = search
+        self._stats = pools.stats
+        self._ask_for = pools.ask_for
+        self._clock = clock
+        self._steps: list[tuple[float, float]] = []  # seconds, of which waiting
+        self._last: tuple[float, float] | None = None
+
+    def __call__(self) -> None:
+        """A step begins."""
+        now, waited = self._clock(), self._stats.wait_seconds
+        if self.search.settled:
+            return
+        if self._last is not None:
+            self._steps.append((now - self._last[0], waited - self._last[1]))
+        self._last = now, waited
+        if len(self._steps) < 2 * WINDOW:
+            return
+        steps = self._steps[WINDOW:]
+        typical = median(seconds for seconds, _ in steps)
+        # a prompt or a pause of the user between two steps is no step
+        waits = [wait for seconds, wait in steps if seconds < 4 * typical]
+        self._steps.clear()
+        before = self.search.size
+        size = self.search.judge(typical, sum(waits) / len(waits))
+        if size != before:
+            self._ask_for(size)
+
+
+class Relief:
+    """What to give back under pressure, and how to take it again: at once down, slowly up."""
+
+    def __init__(self, floor: int) -> None:
+        self.floor = floor
+        self.limit: int | None = None  # None while nothing is held back
+        self._changed = self._calm_since = -CALM_SECONDS
+
+    def judge(self, grade: Pressure, size: int, now: float) -> int | None:
+        """Take in the machine's state.
+
+        Args:
+            grade: of the pressure.
+            size: the pools' present bytes.
+            now: seconds on any clock.
+
+        Returns:
+            The limit from now on; None for none.
+        """
+        if grade is not Pressure.NORMAL:
+            self._calm_since = now
+            if now - self._changed >= PAUSE_SECONDS:
+                part = 0.5 if grade is Pressure.CRITICAL else 0.75
+                self.limit = max(self.floor, int(part * size))
+                self._changed = now
+        elif self.limit is not None and now - max(self._calm_since + CALM_SECONDS, self._changed + PAUSE_SECONDS) >= 0:
+            # what was asked for is reached when a raised limit no longer makes the pools larger
+            self.limit = None if self.limit > 1.3 * size else int(1.1 * self.limit) + 1
+            self._changed = now
+        return self.limit
+
+
+class Watcher:
+    """A thread that limits a model's pools while the machine is short of memory. It touches no MLX.
+
+    Args:
+        pools: of the model.
+        floor: bytes never to go below.
+        apply: lets the owner of the model apply a new limit now, if it is idle; else the next step does.
+        read: the machine's state.
+        seconds: between two looks.
+    """
+
+    def __init__(
+        self,
+        pools: Pools,
+        floor: int,
+        apply: Callable[[], object] | None = None,
+        read: Callable[[], Pressure] = pressure,
+        seconds: float = 1.0,
+    ) -> None:
+        self._pools, self._relief = pools, Relief(floor)
+        self._apply, self._read, self._seconds = apply, read, seconds
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="memory-pressure", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop watching; a limit in force stays."""
+        self._ended.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._ended.wait(self._seconds):
+            before = self._relief.limit
+            limit = self._relief.judge(self._read(), self._pools.nbytes, time.monotonic())
+            if limit != before:
+                self._pools.limit(limit)
+                if self._apply is not None:
+                    self._apply()
