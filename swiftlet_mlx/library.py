@@ -40,8 +40,11 @@ class Found:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of its files, links followed."""
-        return sum(file.stat().st_size for file in self.path.rglob("*") if file.is_file())
+        """Bytes of its files, links followed; of an unfinished one, what is on the disk so far."""
+        stats = [file.stat() for file in self.path.rglob("*") if file.is_file()]
+        if self.kind == "unfinished":
+            return sum(min(stat.st_size, stat.st_blocks * 512) for stat in stats)
+        return sum(stat.st_size for stat in stats)
 
 
 def models_folder() -> Path:
