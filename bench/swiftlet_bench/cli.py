@@ -10,9 +10,10 @@ from typing import NoReturn
 
 import typer
 
+from swiftlet_mlx.cli import bench as page
 from swiftlet_mlx.cli.run import run
 
-from .commands import make
+from .commands import curve, disk, forecast, make, one, table
 
 app = typer.Typer(
     name="swiftlet_bench",
@@ -23,7 +24,13 @@ app = typer.Typer(
     help="Measure swiftlet-mlx: what a model does on this machine, and whether a change made it better.",
     epilog="Example: python -m swiftlet_bench synthetic --preset medium --output medium.qpack",
 )
+app.command("bench", epilog=page.EXAMPLE)(page.bench)
+app.command("cache-curve", epilog=curve.EXAMPLE)(curve.cache_curve)
+app.command("io", epilog=disk.EXAMPLE)(disk.io)
+app.command("predict", epilog=forecast.EXAMPLE)(forecast.predict)
 app.command("synthetic", epilog=make.EXAMPLE)(make.synthetic)
+app.command("table", epilog=table.EXAMPLE)(table.table)
+app.command("one", epilog=one.EXAMPLE)(one.one)
 
 
 @app.callback()

@@ -72,6 +72,8 @@ PRESETS: Mapping[str, dict[str, Any]] = {
     "tiny": TINY,
 }
 
+RELEASED = ("qwen3.6-35b", "qwen3-next-80b", "qwen3.5-397b")
+
 
 def preset(
     name: str, *, layers: int | None = None, experts: int | None = None, vocab: int | None = None
