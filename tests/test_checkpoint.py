@@ -275,7 +275,7 @@ tensors = st.dictionaries(
 
 
 @given(tensors, st.sampled_from([None, 0, 1, 2]))
-@settings(max_examples=100)
+@settings(max_examples=60)
 def test_any_headers_open_consistently_or_are_refused_in_words(found: dict[str, Any], experts: int | None) -> None:
     text = build_header([(name, *entry) for name, entry in found.items()])
     size = len(text) + sum(tensor_bytes(*entry) for entry in found.values())

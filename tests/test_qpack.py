@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from swiftlet_repack.write import repack_checkpoint
 from tiny import make_checkpoint
@@ -194,6 +194,7 @@ parts = st.dictionaries(
 )
 
 
+@settings(max_examples=40)
 @given(st.dictionaries(st.integers(0, 5), st.tuples(st.integers(1, 9), parts), min_size=1), st.booleans())
 def test_a_layout_reads_back_as_it_was_written(layers: dict[int, Any], alike: bool) -> None:
     if alike:
@@ -206,6 +207,7 @@ def test_a_layout_reads_back_as_it_was_written(layers: dict[int, Any], alike: bo
     assert qpack.parse_layout(text, "here") == (tables, count, flags)
 
 
+@settings(max_examples=40)
 @given(parts, st.integers(1, 9))
 def test_a_table_has_no_gaps_and_a_whole_number_of_pages(sections: Any, count: int) -> None:
     table = make_table(0, count, sections)

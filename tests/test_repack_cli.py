@@ -83,7 +83,7 @@ def test_what_fails_is_one_message_without_a_traceback(source: Path, tmp_path: P
 
 def test_an_interruption_ends_with_130_and_the_same_command_continues(tmp_path: Path) -> None:
     source, output = (
-        make_checkpoint(tmp_path / "Model", layers=40, experts=64, hidden=256, inner=128),
+        make_checkpoint(tmp_path / "Model", layers=40, experts=32, hidden=256, inner=128),
         tmp_path / "o.qpack",
     )
     process = subprocess.Popen([*PROGRAM, "--source", source, "--output", output], stderr=subprocess.PIPE, text=True)

@@ -147,7 +147,7 @@ keys = st.sampled_from(["dtype", "shape", "data_offsets", "x"])
 
 
 @given(st.dictionaries(st.text(max_size=3), st.dictionaries(keys, json_values) | json_values, max_size=3))
-@settings(max_examples=100)
+@settings(max_examples=60)
 def test_any_json_is_a_consistent_header_or_refused(table: dict[str, Any]) -> None:
     text = json.dumps(table).encode()
     try:
@@ -163,7 +163,7 @@ def test_any_json_is_a_consistent_header_or_refused(table: dict[str, Any]) -> No
 
 
 @given(st.binary(max_size=80))
-@settings(max_examples=100)
+@settings(max_examples=60)
 def test_any_bytes_are_a_header_or_refused(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "m.safetensors"
     path.write_bytes(content)
