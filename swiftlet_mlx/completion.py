@@ -18,7 +18,7 @@ import mlx.core as mx
 from .defaults import eos_entries, read_json, sampling_defaults
 from .detokenizer import Vocabulary, end_ids
 from .engine import Engine, Stream
-from .errors import ContextFull, MessageError, OptionError
+from .errors import MessageError, OptionError
 from .generation import Request
 from .messages import Message
 from .reply import Reading, Reply
@@ -205,19 +205,7 @@ class Completions:
         Raises:
             ContextFull: not even one token.
         """
-        wanted = DEFAULT_MAX_TOKENS if max_tokens is None else max_tokens
-        context = self.engine.context_tokens
-        if context is None:
-            return wanted
-        if prompt_tokens >= context:
-            raise ContextFull(
-                f"The prompt has {prompt_tokens} tokens and the context holds {context}, reply included. "
-                "Shorten it or drop old messages.",
-                prompt_tokens=prompt_tokens,
-                reply_tokens=wanted,
-                context_tokens=context,
-            )
-        return min(wanted, context - prompt_tokens)
+        return self.engine.room(prompt_tokens, DEFAULT_MAX_TOKENS if max_tokens is None else max_tokens)
 
 
 _TAGS = ("think_start", "think_end", "tool_call_start", "tool_call_end")

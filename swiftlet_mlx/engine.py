@@ -19,7 +19,7 @@ from typing import Any, Literal, TypeVar
 
 import mlx.core as mx
 
-from . import thread
+from . import context, thread
 from .channel import Channel
 from .errors import (
     ContextFull,
@@ -97,20 +97,20 @@ class Engine:
         self,
         load: Callable[[], tuple[Any, Any]],
         *,
-        prefix_cache_gb: float = 1.0,
+        prefix_cache_gb: float | None = None,
         context_tokens: int | None = None,
         prefill_step_size: int = 2048,
         prefill: Prefill | None = None,
         counters: Callable[[Any], Mapping[str, int]] | None = None,
         max_waiting: int | None = None,
     ) -> None:
-        if not 0 <= prefix_cache_gb < 1e6:
+        if prefix_cache_gb is not None and not 0 <= prefix_cache_gb < 1e6:
             raise OptionError(f"prefix_cache_gb is {prefix_cache_gb}; it must be 0 or more.")
         if prefill_step_size < 1:
             raise OptionError(f"prefill_step_size is {prefill_step_size}; it must be 1 or more.")
         self._worker = _Worker(
             load,
-            int(prefix_cache_gb * 1e9),
+            None if prefix_cache_gb is None else int(prefix_cache_gb * 1e9),
             context_tokens,
             prefill_step_size,
             prefill,
@@ -177,6 +177,14 @@ class Engine:
         """The longest prompt plus reply, once loaded; None if there is no known limit."""
         return self._worker.context_tokens
 
+    def room(self, prompt_tokens: int, max_tokens: int) -> int:
+        """How long a reply to a prompt of this length may be, at most `max_tokens`.
+
+        Raises:
+            ContextFull: not even one token.
+        """
+        return self._worker.room(prompt_tokens, max_tokens)
+
     @property
     def store(self) -> PrefixStore:
         """Past timelines. To be used on the engine thread only: see `call`."""
@@ -224,7 +232,7 @@ class _Worker:
     def __init__(
         self,
         load: Callable[[], tuple[Any, Any]],
-        prefix_cache_bytes: int,
+        store_bytes: int | None,
         context_tokens: int | None,
         prefill_step_size: int,
         prefill: Prefill | None,
@@ -236,7 +244,9 @@ class _Worker:
         self.loaded: Future[None] = Future()
         self.context_tokens = context_tokens
         self.n_vocab: int | None = None
-        self.store = PrefixStore(prefix_cache_bytes)
+        self.store = PrefixStore(store_bytes or 0)
+        self._asks_for_store = store_bytes is None
+        self._limited_by = "option"
         self._load = load
         self._prefill_step_size = prefill_step_size
         self._prefill = prefill
@@ -329,17 +339,21 @@ class _Worker:
             if bad is not None:
                 raise OptionError(f"The prompt has token id {bad}; this model's are 0 to {self.n_vocab - 1}.")
             request.sampling.check_vocabulary(self.n_vocab)
-        if self.context_tokens is None or n + request.max_tokens <= self.context_tokens:
-            return request
-        if n >= self.context_tokens:
+        return replace(request, max_tokens=self.room(n, request.max_tokens))
+
+    def room(self, prompt_tokens: int, max_tokens: int) -> int:
+        if self.context_tokens is None:
+            return max_tokens
+        if prompt_tokens >= self.context_tokens:
+            why = ", for more do not fit into memory" if self._limited_by == "memory" else ""
             raise ContextFull(
-                f"The prompt has {n} tokens and the context holds {self.context_tokens}, reply included. "
-                "Shorten it or drop old messages.",
-                prompt_tokens=n,
-                reply_tokens=request.max_tokens,
+                f"The prompt has {prompt_tokens} tokens and the context holds {self.context_tokens}, reply "
+                f"included{why}. Shorten it or drop old messages.",
+                prompt_tokens=prompt_tokens,
+                reply_tokens=max_tokens,
                 context_tokens=self.context_tokens,
             )
-        return replace(request, max_tokens=self.context_tokens - n)
+        return min(max_tokens, self.context_tokens - prompt_tokens)
 
     def _open(self) -> None:
         if self._failure is not None:
@@ -369,9 +383,12 @@ class _Worker:
             self.model, self.tokenizer = self._load()
             if self._prefill is None and getattr(self.model, "pools", None) is not None:
                 self._prefill = read_layer_by_layer
-            self.n_vocab = _size(self.model, "vocab_size")
+            self.n_vocab = context.stated(self.model, "vocab_size")
+            free = context.free_bytes()
             if self.context_tokens is None:
-                self.context_tokens = _size(self.model, "max_position_embeddings")
+                self.context_tokens, self._limited_by = context.longest(self.model, free)
+            if self._asks_for_store:
+                self.store.budget_bytes = context.store_bytes(free)
         except BaseException as error:
             traceback.clear_frames(error.__traceback__)
             with self._changed:
@@ -472,14 +489,3 @@ def _clear(error: BaseException | None) -> None:
     while error is not None:
         traceback.clear_frames(error.__traceback__)
         error = error.__cause__ or error.__context__
-
-
-def _size(model: Any, name: str) -> int | None:
-    """A number from the model's arguments, wherever its family keeps them; None if it has none."""
-    for holder in (model, getattr(model, "language_model", None)):
-        args = getattr(holder, "args", None)
-        nested = getattr(args, "text_config", None)
-        for value in (getattr(args, name, None), nested.get(name) if isinstance(nested, dict) else None):
-            if isinstance(value, int) and value > 0:
-                return value
-    return None
