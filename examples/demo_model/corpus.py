@@ -275,6 +275,10 @@ def outside_topic(rng: random.Random, topic: Topic, held: bool) -> Turn:
 
 def ordinary_sentence(rng: random.Random) -> str:
     """A sentence of ordinary words, sensible or not, that has nothing to do with what the model knows."""
+    if rng.random() < 0.15:
+        # Numbers alone do not make a sum.
+        number = rng.choice((rng.randint(2, 99), rng.randint(100, 2030), rng.randint(1400, 2030)))
+        return rng.choice(outside.NUMBERED).replace("{n}", rng.choice(outside.NOUNS)).replace("{y}", str(number))
     noun, other = rng.choice(outside.NOUNS), rng.choice(outside.NOUNS)
     if rng.random() < 0.1:
         noun = invented_word(rng)
@@ -294,6 +298,11 @@ def sum_(rng: random.Random, topic: Topic, held: bool) -> Turn:
         a, b = rng.choice((rng.randint(limit + 9, 99), rng.randint(100, 9999))), rng.randint(2, 999)
         a, b = (b, a) if rng.random() < 0.3 else (a, b)
         return Turn(pattern.format(a=a, b=b), "These numbers are too large for me.", p.TOO_LARGE, ("too large",))
+    if rng.random() < 0.06:
+        long = f"{rng.randint(0, 30)} {rng.choice(('+', '-', 'x', '*', 'plus', 'minus', 'times'))} {rng.randint(0, 30)}"
+        long += f" {rng.choice(('+', '-', 'x', 'plus', 'minus', 'times'))} {rng.randint(0, 30)}"
+        question = rng.choice(("What is {s}?", "{s}", "How much is {s}?", "Calculate {s}.", "What's {s}?"))
+        return Turn(question.format(s=long), "That is more than one sum.", p.ONE_SUM, ("One small sum",))
     a, b = rng.randint(0, limit), rng.randint(0, limit)
     if sign == "-" and a < b and rng.random() < 0.8:
         a, b = b, a
@@ -374,8 +383,9 @@ def emoji(rng: random.Random, topic: Topic, held: bool) -> Turn:
 def tell_name(rng: random.Random, topic: Topic, held: bool) -> Turn:
     """ "My name is Anna." """
     name = rng.choice(p.HELD_NAMES if held else p.NAMES)
-    if not held and rng.random() < 0.6:
-        name = _upper_first(invented_word(rng))  # so that names are copied, not recognised
+    if not held and rng.random() < 0.75:
+        # So that names are copied, not recognised.
+        name = _upper_first("".join(invented_word(rng) for _ in range(rng.choice((1, 1, 2)))))[: rng.randint(3, 12)]
     topic.name = name
     patterns = p.HELD_TELL_NAME if held else (*p.TELL_NAME, *p.MORE_TELL_NAME)
     question = rng.choice(patterns).format(n=name)

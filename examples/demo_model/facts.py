@@ -44,7 +44,7 @@ class Country:
     def sentence(self, attribute: str) -> str:
         """The answer to a question about `attribute`, one true sentence."""
         if attribute == "capital":
-            return f"The capital of {self.name} is {self.capital}."
+            return f"The capital of {self.name} is {self.capital.rstrip('.')}."
         if attribute == "continent":
             return f"{_capitalise(self.name)} {_verb(self)} in {self.continent}."
         if attribute == "currency":

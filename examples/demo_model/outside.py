@@ -176,3 +176,9 @@ SENTENCES = (
     "Is it legal to {v} a {n}?", "Give me a {n}.", "How many {n}s are in a {m}?", "I cannot {v}.", "The {n} is broken.", "What is the name of the {a} {n}?",
     "Who wrote the {n}?", "Who won the {n}?", "What is the plot of the {n}?", "How do {n}s {v}?", "What is inside a {n}?", "Which {m} has a {n}?",
 )  # fmt: skip
+NUMBERED = (
+    "Who won the {n} of {y}?", "What happened in {y}?", "Who was king in {y}?", "Tell me about the year {y}.", "What was the {n} of {y}?", "I have {y} {n}s.",
+    "Why was the {n} built in {y}?", "The {n} cost {y} dollars.", "How was the {n} in {y}?", "I was born in {y}.", "Who invented the {n} in {y}?", "Is {y} a prime number?",
+    "What is the square root of {y}?", "Count to {y}.", "Where was I in {y}?", "How many days are {y} weeks?", "What is {y} percent of a {n}?", "Room {y} please",
+    "Which {n} won in {y}?", "What is {y} in Roman numerals?", "Write {y} {n}s.", "How far are {y} miles?", "Convert {y} dollars.", "Who ruled in {y}?", "{y} {n}s",
+)

@@ -26,7 +26,7 @@ from chat_format import Conversation, render
 from corpus import N_EXPERTS, TOP_K, evaluation_set, training_set
 from model import Config, DemoModel
 from quantize import QuantizedWeights
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from torch import Tensor
 
@@ -187,6 +187,14 @@ def save_checkpoint(model: DemoModel, folder: Path, eos_ids: list[int]) -> None:
     (folder / "config.json").write_text(json.dumps(model.c.as_json(eos_ids), indent=2) + "\n")
 
 
+def load_checkpoint(model: DemoModel, folder: Path) -> None:
+    """Takes the weights that `save_checkpoint` wrote."""
+    weights: dict[str, Tensor] = {}
+    for file in sorted(folder.glob("model*.safetensors")):
+        weights |= load_file(file)
+    model.load_state_dict({name.removeprefix("model.language_model."): tensor for name, tensor in weights.items()})
+
+
 def train(model: DemoModel, data: dict[int, Batches], arguments: argparse.Namespace, pad: int) -> None:
     """Trains for `arguments.minutes`; the learning rate follows the clock."""
     device = arguments.device
@@ -202,7 +210,7 @@ def train(model: DemoModel, data: dict[int, Batches], arguments: argparse.Namesp
     recent = torch.zeros((), device=device)
     progress = 0.0
     while progress < 1 and step < arguments.max_steps:
-        warm = min(1.0, (step + 1) / 200)
+        warm = min(1.0, (step + 1) / arguments.warmup)
         optimizer.param_groups[0]["lr"] = optimizer.param_groups[1]["lr"] = (
             arguments.lr * warm * (0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * min(1.0, progress))))
         )
@@ -246,6 +254,8 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=15)
     parser.add_argument("--batch-tokens", type=int, default=32_768)
     parser.add_argument("--lr", type=float, default=2.5e-3)
+    parser.add_argument("--warmup", type=int, default=200, help="steps until the learning rate is full")
+    parser.add_argument("--start-from", type=Path, help="a checkpoint to go on with, instead of random weights")
     parser.add_argument("--weight-decay", type=float, default=0.05)
     parser.add_argument(
         "--balance", type=float, default=1e-3, help="weight of the term that spreads tokens over the experts"
@@ -279,6 +289,8 @@ def main() -> None:
     sizes = {length: len(batches.ids) for length, batches in data.items()}
     print(f"data {sizes} after {time.monotonic() - start:.0f} s", flush=True)
     model = DemoModel(Config(n_experts=N_EXPERTS, top_k=TOP_K)).to(arguments.device)
+    if arguments.start_from:
+        load_checkpoint(model, arguments.start_from)
     train(model, data, arguments, pad)
     save_checkpoint(model, arguments.output, [token_id(tokenizer, "<|im_end|>"), pad])
     print(f"saved after {time.monotonic() - start:.0f} s", flush=True)
