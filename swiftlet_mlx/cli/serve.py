@@ -111,7 +111,7 @@ def serve(
         opening(folder, cache_gb, trust_remote_code, True, remark),
         counters=counters,
         context_tokens=context,
-        prefix_cache_gb=prefix_cache_gb,
+        **({} if prefix_cache_gb is None else {"prefix_cache_gb": prefix_cache_gb}),
     ) as engine:
         run(engine, settings, sock, folder=folder, say=None if quiet else console.say, ready=ready)
 

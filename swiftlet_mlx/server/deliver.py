@@ -254,6 +254,7 @@ class _Frames:
                 self.begun = True
                 await self._send({"type": "http.response.start", "status": 200, "headers": SSE_HEADERS})
             await self._send({"type": "http.response.body", "body": frames, "more_body": not last})
+            await asyncio.sleep(0)  # let the loop see a closed connection, and other clients have their turn
         finally:
             self._writing = False
             self._last = self._loop.time()

@@ -93,7 +93,9 @@ def unsupported(field: str, why: str = "") -> ApiError:
 
 def from_validation(error: ValidationError, body: Any) -> ApiError:
     """The first thing wrong with a body, by its place."""
-    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    found = error.errors(include_url=False, include_context=False, include_input=False)
+    # Of the errors about one field the deepest: a union has one for each form it might have had.
+    first = max((e for e in found if e["loc"][:1] == found[0]["loc"][:1]), key=lambda e: len(e["loc"]))
     param = _place(first["loc"], body, missing=first["type"] == "missing")
     if first["type"] == "extra_forbidden":
         return unsupported(param or "body")

@@ -23,6 +23,7 @@ from .failures import ApiError
 from .settings import Settings
 
 OPEN_PATHS = ("/", "/health")  # without a key: the page, which asks for one, and the probe
+MAX_HEADER_BYTES = 32 * 1024
 METHODS = "GET, POST, OPTIONS"
 GONE = 499  # what nginx logs for a client that left; never sent
 
@@ -85,6 +86,7 @@ class Guard:
     def _refusal(self, scope: Scope, headers: Headers) -> Response | None:
         """What to answer instead, if this request may not come in (or only asks whether it may)."""
         try:
+            _check_size(headers)
             self._check_host(headers)
             self._check_origin(scope, headers)
             if scope["method"] == "OPTIONS":
@@ -144,6 +146,13 @@ class Guard:
             "access-control-max-age": "600",
             "vary": "origin",
         }
+
+
+def _check_size(headers: Headers) -> None:
+    # h11 bounds only a header that is not complete yet; one that came in a single read may be larger.
+    if sum(len(k) + len(v) for k, v in headers.raw) > MAX_HEADER_BYTES:
+        text = f"The request's header is larger than {MAX_HEADER_BYTES} bytes."
+        raise ApiError(431, text, code="header_too_large", headers={"Connection": "close"})
 
 
 def _digest(key: str) -> bytes:

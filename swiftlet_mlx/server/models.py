@@ -17,7 +17,7 @@ from swiftlet_mlx.completion import Ask
 from swiftlet_mlx.errors import SwiftletError
 
 from .desk import Desk
-from .failures import dumps, from_library
+from .failures import ApiError, dumps, from_library
 from .protocol import TokenizeRequest
 
 # Nothing from elsewhere, nothing inline but what the page itself holds; no other page may frame it.
@@ -57,6 +57,8 @@ class Small:
     async def model(self, request: Request) -> Response:
         """GET /v1/models/{id}."""
         name = request.path_params["name"]
+        if not name:
+            raise ApiError(404, "There is no model without a name.", param="model", code="model_not_found")
         self._desk.check_model(name)
         return json_response(self._model(name))
 

@@ -21,10 +21,10 @@ from swiftlet_mlx.errors import EngineFailed, OptionError, SwiftletError
 
 from .app import create_app
 from .desk import Desk
+from .guard import MAX_HEADER_BYTES
 from .settings import Settings
 from .wire import protocol
 
-MAX_HEADER_BYTES = 32 * 1024
 LAST_SECONDS = 5  # for telling clients that the server stops, after the time to drain
 KEEP_ALIVE_SECONDS = 20
 
@@ -69,6 +69,7 @@ def serve(
     folder: Path | None = None,
     say: Callable[[str], None] | None = None,
     ready: Callable[[Server], None] | None = None,
+    started: Callable[[Server], None] | None = None,
 ) -> None:
     """Serve until a signal, or until `Server.should_exit` is set.
 
@@ -79,11 +80,14 @@ def serve(
         folder: the model's folder.
         say: takes lines for the person at the terminal.
         ready: called once the model can be asked.
+        started: called with the server before it begins, to stop it from another thread.
 
     Raises:
         SwiftletError: the model could not be loaded.
     """
     server = Server(Desk(engine, settings, folder, say), ready)
+    if started is not None:
+        started(server)
     try:
         with _polite_end():
             server.run(sockets=[sock])
