@@ -8,6 +8,8 @@ from hypothesis import strategies as st
 
 from swiftlet_mlx.policy import LFU
 
+HALVE_AFTER = 25
+
 
 class Naive:
     """The same promise, by looking at everything every time."""
@@ -17,12 +19,16 @@ class Naive:
         self.uses: dict[int, int] = {}
         self.last: dict[int, int] = {}
         self.now = 0
+        self.halve_at = HALVE_AFTER
 
     def use(self, keys: list[int]) -> None:
         for key in keys:
             self.now += 1
             self.uses[key] = self.uses.get(key, 0) + 1
             self.last[key] = self.now
+        if self.now >= self.halve_at:
+            self.halve_at = self.now + HALVE_AFTER
+            self.uses = {key: n // 2 for key, n in self.uses.items()}
 
     def evict(self, protected: set[int]) -> int:
         free = self.residents - protected
@@ -43,7 +49,7 @@ STEPS = st.one_of(
 
 @given(st.lists(STEPS, max_size=120))
 def test_evictions_are_those_of_a_full_scan(steps: list[tuple[str, list[int]]]) -> None:
-    fast, naive = LFU(), Naive()
+    fast, naive = LFU(HALVE_AFTER), Naive()
     for step, argument in steps:
         if step == "use":
             fast.use(argument)
@@ -94,3 +100,14 @@ def test_an_eviction_does_not_look_at_every_resident() -> None:
         policy.add(key)
         policy.evict(protected=range(key, key + 1))
     assert looked < 4000
+
+
+def test_what_an_old_topic_needed_does_not_stay_for_ever() -> None:
+    policy = LFU(halve_after=100)
+    policy.use([1] * 90)
+    policy.add(1)
+    policy.add(2)
+    for _ in range(60):
+        policy.use([2] * 10)
+    assert policy.uses[1] < policy.uses[2]
+    assert policy.evict() == 1

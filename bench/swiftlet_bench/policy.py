@@ -55,23 +55,6 @@ class LRU:
         return key
 
 
-class Aged(LFU):
-    """LFU whose counts are halved every so many uses, so that what was busy long ago does not stay for ever."""
-
-    def __init__(self, period: int = 2048) -> None:
-        super().__init__()
-        self._period = self._left = period
-
-    def use(self, keys: Iterable[int]) -> None:
-        keys = list(keys)
-        super().use(keys)
-        self._left -= len(keys)
-        if self._left <= 0:
-            self._left = self._period
-            self.uses = {k: n // 2 for k, n in self.uses.items()}
-            self._heap = sorted(self._entry(k) for k in self.residents)
-
-
 class S3FIFO:
     """Two queues: newcomers pass through a small one and are kept if used again there; a ghost list lets those that
     come back straight into the large one (Yang et al., SOSP 2023)."""
@@ -178,11 +161,11 @@ class Belady:
 
 
 ONLINE: dict[str, Callable[[], Policy]] = {
-    "LFU": LFU,
     "LRU": LRU,
-    "LFU, aged 512": lambda: Aged(512),
-    "LFU, aged 2048": lambda: Aged(2048),
-    "LFU, aged 8192": lambda: Aged(8192),
+    "LFU": lambda: LFU(sys.maxsize),
+    "LFU, halved/512": lambda: LFU(512),
+    "LFU, halved/2048": LFU,
+    "LFU, halved/8192": lambda: LFU(8192),
     "S3-FIFO": S3FIFO,
     "least stale": LeastStale,
 }
