@@ -11,9 +11,10 @@ from collections.abc import Iterator
 
 import pytest
 from loopback_hub import Fault, LoopbackHub
-from swiftlet_repack.fetch import Fetcher, Patience, RemoteFile, Retry
+from swiftlet_repack.fetch import Fetcher, RemoteFile
 from swiftlet_repack.hub import Hub
 from swiftlet_repack.mirror import Mirror
+from swiftlet_repack.patience import Patience, Retry
 
 from swiftlet_mlx.errors import (
     AccessDenied,

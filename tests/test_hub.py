@@ -10,9 +10,10 @@ from collections.abc import Iterator
 
 import pytest
 from loopback_hub import Fault, LoopbackHub
-from swiftlet_repack.fetch import Fetcher, Patience
+from swiftlet_repack.fetch import Fetcher
 from swiftlet_repack.hub import Hub, Listing
 from swiftlet_repack.mirror import Mirror, parse_hashes
+from swiftlet_repack.patience import Patience
 
 from swiftlet_mlx.errors import (
     AccessDenied,

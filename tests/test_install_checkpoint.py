@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from fake_checkpoint import make_checkpoint
 from loopback_hub import Content, Fault, LoopbackHub, folder_files
-from swiftlet_repack.fetch import Patience
 from swiftlet_repack.install import Installation, Outcome, Outline
+from swiftlet_repack.patience import Patience
 from swiftlet_repack.sources import Hub, Mirror
 from swiftlet_repack.staging import allocated_bytes
 from swiftlet_repack.transfer import Pace, Progress

@@ -14,8 +14,8 @@ import pytest
 from fake_checkpoint import make_checkpoint, make_container
 from loopback_hub import Fault, LoopbackHub, folder_files
 from rich.console import Console
-from swiftlet_repack.fetch import Patience
 from swiftlet_repack.install import Installation
+from swiftlet_repack.patience import Patience
 from tiny import make_checkpoint as make_tiny
 
 from swiftlet_mlx.cli import console

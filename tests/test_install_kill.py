@@ -20,7 +20,7 @@ from swiftlet_repack.sources import Hub
 PROGRAM = """
 import sys
 from pathlib import Path
-from swiftlet_repack.fetch import Patience
+from swiftlet_repack.patience import Patience
 from swiftlet_repack.install import Installation
 from swiftlet_repack.sources import Hub
 from swiftlet_repack.transfer import Pace

@@ -7,7 +7,8 @@ import json
 import pytest
 from fake_checkpoint import make_container
 
-from swiftlet_mlx.cli.app import app, run
+from swiftlet_mlx.cli.app import app
+from swiftlet_mlx.cli.run import run
 from swiftlet_mlx.library import models_folder
 
 

@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 from loopback_hub import Fault, LoopbackHub
-from swiftlet_repack.fetch import Fetcher, Patience
+from swiftlet_repack.fetch import Fetcher
 from swiftlet_repack.hub import Hub, Listing
 from swiftlet_repack.journal import Journal
+from swiftlet_repack.patience import Patience
 from swiftlet_repack.places import Places, Route, Segment
 from swiftlet_repack.transfer import Delivery, Pace, Progress, Transfer
 

@@ -18,6 +18,7 @@ from swiftlet_mlx.qpack import HASHES, Container, open_container
 from swiftlet_mlx.safetensors import read_header
 
 from .fetch import Fetcher, RemoteFile
+from .hashing import FileHashes
 from .hub import Listing
 from .journal import Journal
 from .places import Places, Route, Segment
@@ -25,7 +26,7 @@ from .plan import TensorFile, make_plan
 from .ready import head_files, plan_ready
 from .remote import in_the_name_of, open_remote, spare
 from .sources import Source, is_ready_container
-from .transfer import Delivery, FileHashes, Pace, Transfer
+from .transfer import Delivery, Pace, Transfer
 
 OnProgress = Callable[[int, int, str], None]
 
@@ -71,7 +72,8 @@ def _compare(
     bad: list[str] = []
     with Places(path, read_only=True) as places:
         for delivery in deliveries:
-            hashes, apart = FileHashes(delivery.file), spare(delivery.file.name)
+            file = delivery.file
+            hashes, apart = FileHashes(file.size, sha256=file.sha256, git_oid=file.git_oid), spare(delivery.file.name)
             for segment in delivery.route.segments:
                 if segment.target == apart:
                     fetcher.stream(delivery.file, segment.start, segment.stop, hashes.sink)

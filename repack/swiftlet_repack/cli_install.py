@@ -30,8 +30,9 @@ from swiftlet_mlx.library import SUFFIX, models_folder
 
 from . import transfer
 from .check import check_against
-from .fetch import Fetcher, Retry
+from .fetch import Fetcher
 from .install import Installation, Outcome, Outline, check_room
+from .patience import Retry
 from .sources import Hub, Mirror, Source, folder_name
 from .transfer import Pace
 

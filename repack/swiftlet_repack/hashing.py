@@ -1,4 +1,6 @@
-"""sha256 of finished files, two at a time. Knows files and bytes; not what they are for.
+"""Hashes of files: of finished ones, two at a time, and running ones of a file whose bytes come in order.
+
+Knows files and bytes; not what they are for.
 
 Invariant: memory stays at a few blocks whatever the files' sizes.
 """
@@ -47,3 +49,33 @@ def hash_files(
     names = list(names)
     with ThreadPoolExecutor(threads) as pool:
         return dict(zip(names, pool.map(one, names), strict=True))
+
+
+class FileHashes:
+    """The running hashes of one file: sha256 always, git's object id where that is what the source
+    announces."""
+
+    def __init__(self, size: int, *, sha256: str | None = None, git_oid: str | None = None) -> None:
+        self._size, self._expected, self._git_oid = size, sha256, git_oid
+        self.sha256 = hashlib.sha256()
+        self._git = hashlib.sha1(b"blob %d\0" % size, usedforsecurity=False) if git_oid else None
+
+    def copy(self) -> FileHashes:
+        twin = FileHashes(self._size, sha256=self._expected, git_oid=self._git_oid)
+        twin.sha256, twin._git = self.sha256.copy(), self._git and self._git.copy()
+        return twin
+
+    def update(self, block: bytes | bytearray) -> None:
+        self.sha256.update(block)
+        if self._git is not None:
+            self._git.update(block)
+
+    def sink(self, at: int, block: bytes) -> None:
+        """`update`, in the shape of a fetcher's sink."""
+        self.update(block)
+
+    def fit(self) -> bool:
+        """Whether what was fed in has the hashes that were announced; True if none was."""
+        if self._expected is not None and self.sha256.hexdigest() != self._expected:
+            return False
+        return self._git is None or self._git.hexdigest() == self._git_oid

@@ -36,7 +36,8 @@ from swiftlet_mlx.errors import (
 )
 from swiftlet_mlx.qpack import safe_relative
 
-from .fetch import BUSY, Fetcher, RemoteFile, TryAgain, retry_after
+from .fetch import BUSY, Fetcher, RemoteFile
+from .patience import TryAgain, retry_after
 
 LIBRARY = "swiftlet-mlx"
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 import hashlib
 import os
 import threading
-from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -23,10 +23,10 @@ from swiftlet_mlx.library import ORIGIN
 from swiftlet_mlx.qpack import DENSE, HASHES, LayerTable, open_container, to_json
 from swiftlet_mlx.units import size
 
-from .fetch import Fetcher, Patience, RemoteFile, Retry
-from .hashing import hash_files
+from .early import EarlyHashes
+from .fetch import Fetcher, RemoteFile
 from .hub import Listing
-from .journal import Journal
+from .patience import Patience, Retry
 from .places import Places, Route, Segment
 from .plan import Plan, make_plan, small_text
 from .ready import head_files, plan_ready
@@ -160,7 +160,7 @@ class Installation:
                 places.write(head, 0, file.header)
             hasher = None
             if job.plan is not None:  # a file that is copied as it is keeps the hash it came with
-                hasher = _Hasher(job, self._staging.folder, self._journal, pool, self.cancel)
+                hasher = EarlyHashes(job.deliveries, job.sizes, self._staging.folder, self._journal, pool, self.cancel)
 
             def watch(moment: Progress) -> None:
                 if hasher is not None:
@@ -334,54 +334,6 @@ class Installation:
         if self._transfer is not None:
             self._transfer.count_retry(retry)
         self._on_retry(retry)
-
-
-class _Hasher:
-    """sha256 of each file of the container, taken in the background as soon as all its bytes are in place."""
-
-    def __init__(self, job: Job, folder: Path, journal: Journal, pool: ThreadPoolExecutor, cancel: threading.Event):
-        self._job, self._folder, self._journal = job, folder, journal
-        self._pool, self._cancel = pool, cancel
-        self._hashes: dict[str, Future[str]] = {}
-        self._bytes: dict[str, int] = {}
-        self._waiting: dict[str, list[tuple[str, int, int]]] = {name: [] for name in job.sizes}
-        for delivery in job.deliveries:
-            for segment in delivery.route.segments:
-                if segment.target in self._waiting:
-                    self._waiting[segment.target].append((delivery.file.name, segment.start, segment.stop))
-
-    def look(self) -> None:
-        """Begin what can be hashed now."""
-        for name, parts in list(self._waiting.items()):
-            while parts and self._journal.covered_to(parts[-1][0], parts[-1][1]) >= parts[-1][2]:
-                parts.pop()
-            if not parts:
-                del self._waiting[name]
-                self._begin(name)
-
-    def result(self, repairs: Iterable[Repair], report: Callable[[Progress], None]) -> dict[str, str]:
-        """All hashes, by name, once they are there. What was mended after it was hashed is hashed again."""
-        self.look()
-        routes = {d.file.name: d.route for d in self._job.deliveries}
-        for name in {p.target for r in repairs for p in routes[r.file].pieces(r.start, r.stop)} & set(self._job.sizes):
-            wait([self._hashes[name]])
-            self._begin(name)
-        moment = Progress(sum(self._job.sizes.values()), phase="hashing")
-        while wait(self._hashes.values(), 0.1).not_done:
-            report(replace(moment, done_bytes=sum(self._bytes.values())))
-        return {name: self._hashes[name].result() for name in self._job.sizes}
-
-    def _begin(self, name: str) -> None:
-        self._hashes[name] = self._pool.submit(self._hash, name)
-
-    def _hash(self, name: str) -> str:
-        def count(done: int) -> None:
-            self._bytes[name] = done
-            if self._cancel.is_set():
-                raise Cancelled("stopped; repeat the same command to continue")
-
-        with in_words(self._folder / name):
-            return hash_files(self._folder, [name], count, threads=1)[name]
 
 
 def check_room(outline: Outline) -> None:

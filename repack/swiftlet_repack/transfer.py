@@ -11,7 +11,6 @@ source announced.
 
 from __future__ import annotations
 
-import hashlib
 import threading
 import time
 from collections import deque
@@ -21,8 +20,10 @@ from typing import Any, Literal
 
 from swiftlet_mlx.errors import Cancelled, HashMismatch
 
-from .fetch import Fetcher, RemoteFile, Retry
+from .fetch import Fetcher, RemoteFile
+from .hashing import FileHashes
 from .journal import Journal
+from .patience import Retry
 from .places import Places, Route
 
 SYNC_BYTES = 64 << 20  # how much may wait to be flushed: what a power cut can cost
@@ -265,7 +266,7 @@ class Transfer:
     def _verify_file(self, delivery: Delivery) -> bool:
         """Hash a file as its bytes come in; False if everything stops before the last."""
         file = delivery.file
-        hashes, at = FileHashes(file), 0
+        hashes, at = FileHashes(file.size, sha256=file.sha256, git_oid=file.git_oid), 0
         while at < file.size:
             stop = self.journal.covered_to(file.name, at)
             if stop == at:
@@ -295,7 +296,7 @@ class Transfer:
         nothing is written except the bytes that differ, and nothing after the last wrong piece is fetched.
         """
         file, repairs = delivery.file, list[Repair]()
-        right = FileHashes(file)
+        right = FileHashes(file.size, sha256=file.sha256, git_oid=file.git_oid)
         for start in range(0, file.size, REPAIR_BYTES):
             stop = min(start + REPAIR_BYTES, file.size)
             again = bytearray()
@@ -355,35 +356,6 @@ class _Stream:
             self._transfer._record(self._delivery, self._start, self._at)
             self._start = self._at
         self._due = time.monotonic() + self._transfer.pace.record_seconds
-
-
-class FileHashes:
-    """The running hashes of one file: sha256 always, git's object id where that is what the source
-    announces."""
-
-    def __init__(self, file: RemoteFile) -> None:
-        self._file = file
-        self.sha256 = hashlib.sha256()
-        self._git = hashlib.sha1(b"blob %d\0" % file.size, usedforsecurity=False) if file.git_oid else None
-
-    def copy(self) -> FileHashes:
-        twin = FileHashes(self._file)
-        twin.sha256, twin._git = self.sha256.copy(), self._git and self._git.copy()
-        return twin
-
-    def update(self, block: bytes | bytearray) -> None:
-        self.sha256.update(block)
-        if self._git is not None:
-            self._git.update(block)
-
-    def sink(self, at: int, block: bytes) -> None:
-        """`update`, in the shape of a fetcher's sink."""
-        self.update(block)
-
-    def fit(self) -> bool:
-        if self._file.sha256 is not None and self.sha256.hexdigest() != self._file.sha256:
-            return False
-        return self._git is None or self._git.hexdigest() == self._file.git_oid
 
 
 def _common(equal: Callable[[int], bool], size: int) -> int:
