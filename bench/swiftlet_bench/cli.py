@@ -13,7 +13,7 @@ import typer
 from swiftlet_mlx.cli import bench as page
 from swiftlet_mlx.cli.run import run
 
-from .commands import curve, disk, forecast, make, one, table
+from .commands import contest, curve, disk, forecast, make, one, table
 
 app = typer.Typer(
     name="swiftlet_bench",
@@ -26,6 +26,7 @@ app = typer.Typer(
 )
 app.command("bench", epilog=page.EXAMPLE)(page.bench)
 app.command("cache-curve", epilog=curve.EXAMPLE)(curve.cache_curve)
+app.command("compare", epilog=contest.EXAMPLE)(contest.compare)
 app.command("io", epilog=disk.EXAMPLE)(disk.io)
 app.command("predict", epilog=forecast.EXAMPLE)(forecast.predict)
 app.command("synthetic", epilog=make.EXAMPLE)(make.synthetic)

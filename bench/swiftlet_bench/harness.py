@@ -51,6 +51,7 @@ class Setting:
     synthetic: bool
     cache_bytes: int
     threads: int
+    io: str
     page_cache: str
     prompt_tokens: int
     prompt_hash: str

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from swiftlet_mlx.reader import IO_THREADS
+from swiftlet_mlx.reader import IO, IO_THREADS
 
 from . import pagecache
 from .harness import Spread, in_turn
@@ -46,6 +46,7 @@ def measure(
     *,
     cache_gb: float | None = None,
     threads: int = IO_THREADS,
+    io: IO = "cached",
     stock: bool = False,
     progress: Callable[[int, int, str], None] = lambda done, total, what: None,
     warn: Callable[[str], None] = lambda text: None,
@@ -57,6 +58,7 @@ def measure(
         plan: What to measure.
         cache_gb: Slot pool in GB.
         threads: That read experts.
+        io: `cached` or `direct`.
         stock: By mlx-lm alone, every expert in memory.
         progress: Called with runs done, runs in all, and the case.
         warn: Called with remarks.
@@ -70,7 +72,7 @@ def measure(
     """
     if plan.cold:
         pagecache.evict(folder)
-    with opened(folder, cache_gb=cache_gb, threads=threads, stock=stock, warn=warn) as subject:
+    with opened(folder, cache_gb=cache_gb, threads=threads, io=io, stock=stock, warn=warn) as subject:
         cases = {"decode": (DECODE_PROMPT, plan.tokens), **{f"prefill {n}": (n, 1) for n in plan.lengths}}
         found = in_turn(
             {name: _repeated(subject, *case) for name, case in cases.items()},
@@ -83,7 +85,7 @@ def measure(
         state = "cold" if plan.cold else pagecache.state(pagecache.cached_share(folder))
         rows = []
         for name, (n_prompt, n_tokens) in cases.items():
-            setting = subject.setting(subject.prompt(n_prompt), n_tokens, plan.rounds, plan.warm_up, threads)
+            setting = subject.setting(subject.prompt(n_prompt), n_tokens, plan.rounds, plan.warm_up)
             values = {**found[name], **{k: Spread((v,)) for k, v in load.items()}}
             rows.append(Row(name, replace(setting, page_cache=state), values, today()))
         return rows, subject.sizes()

@@ -25,7 +25,7 @@ QUANTITIES = (
     "ttft_seconds", "hit_rate", "reads_per_token", "read_bytes_per_token", "wait_seconds_per_token",
     "read_backs_per_token", "evictions_per_token", "p95_token_seconds", "slowest_token_seconds", "prefill_read_bytes",
     "prefill_reads", "prefill_wait_seconds", "peak_bytes", "mlx_peak_bytes", "mlx_active_bytes", "cpu_seconds",
-    "swap_written_bytes", "load_seconds", "load_peak_bytes",
+    "swap_written_bytes", "load_seconds", "load_peak_bytes", "generated_tokens",
 )  # fmt: skip
 SETTINGS = tuple(f.name for f in fields(Setting))
 COLUMNS = ("date", "case", *SETTINGS, "flags", *(f"{q}{end}" for q in QUANTITIES for end in ("", "_low", "_high")))

@@ -14,6 +14,7 @@ from rich.table import Table
 from swiftlet_mlx.units import size
 
 from . import io, predict
+from .compare import Compared
 from .harness import Setting, Spread
 from .report import SYNTHETIC, Row
 
@@ -60,6 +61,41 @@ def cases(console: Console, rows: Sequence[Row]) -> None:
         )
     console.print(table)
     for row in rows:
+        for flag in row.flags:
+            _line(console, f"{row.case}: {flag}", "yellow")
+
+
+def compared(console: Console, found: Compared) -> None:
+    """One line an engine, with its speed against the first one's in the same rounds."""
+    table = Table(box=None, pad_edge=False)
+    table.add_column("")
+    for name in (
+        "decode tok/s",
+        "low-high",
+        "times the first",
+        "prefill tok/s",
+        "first token",
+        "peak memory",
+        "output",
+    ):
+        table.add_column(name, justify="right")
+    for row in found.rows:
+        v = row.values
+        speed, times = v.get("decode_tokens_per_second"), found.ratios.get(row.case)
+        same = found.same_output.get(row.case)
+        table.add_row(
+            row.case,
+            _few(speed.median) if speed else "",
+            f"{_few(speed.low)}-{_few(speed.high)}" if speed else "",
+            f"{times.median:.2f} ({times.low:.2f}-{times.high:.2f})" if times else "",
+            _few(v["prefill_tokens_per_second"].median) if "prefill_tokens_per_second" in v else "",
+            seconds(v["ttft_seconds"].median) if "ttft_seconds" in v else "",
+            size(v["peak_bytes"].median) if "peak_bytes" in v else "",
+            f"{row.setting.prompt_tokens}/{v['generated_tokens'].low:.0f}" if "generated_tokens" in v else "",
+            "" if same is None else "the same" if same else "DIFFERENT",
+        )
+    console.print(table)
+    for row in found.rows:
         for flag in row.flags:
             _line(console, f"{row.case}: {flag}", "yellow")
 

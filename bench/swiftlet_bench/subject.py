@@ -23,7 +23,7 @@ from swiftlet_mlx.errors import EngineFailed, OptionError, SwiftletError
 from swiftlet_mlx.events import Event, Finish, FinishReason, Statistics
 from swiftlet_mlx.generation import Request
 from swiftlet_mlx.loader import has_tokenizer, load_streamed, load_text
-from swiftlet_mlx.reader import IO_THREADS
+from swiftlet_mlx.reader import IO, IO_THREADS
 from swiftlet_mlx.stats import Stats
 
 from . import machine, pagecache, process, prompts
@@ -57,8 +57,11 @@ class Clock:
 class Subject:
     """A loaded model. Made by `opened`."""
 
-    def __init__(self, engine: Engine, folder: Path, streamed: bool, load_seconds: float, page_cache: str) -> None:
-        self.engine, self.folder, self.streamed = engine, folder, streamed
+    def __init__(
+        self, engine: Engine, folder: Path, threads: int, io: str, load_seconds: float, page_cache: str
+    ) -> None:
+        self.engine, self.folder = engine, folder
+        self.threads, self.io = threads, io
         self.load_seconds, self.page_cache = load_seconds, page_cache
         self.load_peak_bytes = process.peak_bytes()
         self.config = read_config(folder)
@@ -101,6 +104,7 @@ class Subject:
             "mlx_peak_bytes": mx.get_peak_memory(),
             "mlx_active_bytes": mx.get_active_memory(),
             "cpu_seconds": process.cpu_seconds() - used,
+            "generated_tokens": statistics.generated_tokens,
         }
         if n_tokens > 1:
             values |= _decode(clock)
@@ -109,7 +113,7 @@ class Subject:
             values["swap_written_bytes"] = now - swapped
         return values
 
-    def setting(self, prompt: Sequence[int], n_tokens: int, n: int, warm_up: int, threads: int = IO_THREADS) -> Setting:
+    def setting(self, prompt: Sequence[int], n_tokens: int, n: int, warm_up: int) -> Setting:
         """All that decides what `run` measures."""
         here = machine.machine()
         return Setting(
@@ -121,12 +125,13 @@ class Subject:
             memory_bytes=here.memory_bytes,
             versions=" ".join(f"{k}={v}" for k, v in machine.versions().items()),
             commit=machine.commit(),
-            engine="swiftlet-mlx" if self.streamed else "mlx-lm",
+            engine="swiftlet-mlx" if self.pools else "mlx-lm",
             model=self.folder.name,
             model_hash=model_hash(self.folder),
             synthetic=is_synthetic(self.config),
             cache_bytes=self.pools.nbytes if self.pools else 0,
-            threads=threads if self.streamed else 0,
+            threads=self.threads if self.pools else 0,
+            io=self.io if self.pools else "",
             page_cache=self.page_cache,
             prompt_tokens=len(prompt),
             prompt_hash=prompts.digest(prompt),
@@ -156,6 +161,7 @@ def opened(
     *,
     cache_gb: float | None = None,
     threads: int = IO_THREADS,
+    io: IO = "cached",
     stock: bool = False,
     warn: Callable[[str], None] = lambda text: None,
 ) -> Iterator[Subject]:
@@ -165,6 +171,7 @@ def opened(
         folder: A container or checkpoint folder.
         cache_gb: Slot pool in GB; None asks the machine.
         threads: That read experts.
+        io: Whether experts may stay in the page cache, `cached` or `direct`.
         stock: Load with mlx-lm alone, every expert in memory; needs a checkpoint folder.
         warn: Called with remarks.
 
@@ -175,7 +182,7 @@ def opened(
     def load() -> tuple[Any, Any]:
         if stock:
             return _stock(folder)
-        model, config = load_streamed(folder, cache_gb=cache_gb, threads=threads, warn=warn)
+        model, config = load_streamed(folder, cache_gb=cache_gb, threads=threads, io=io, warn=warn)
         return model, load_text(folder, config) if has_tokenizer(folder) else None
 
     share = pagecache.cached_share(folder)
@@ -188,7 +195,7 @@ def opened(
             if isinstance(error.__cause__, SwiftletError):
                 raise error.__cause__ from None
             raise
-        yield Subject(engine, folder, not stock, time.perf_counter() - start, pagecache.state(share))
+        yield Subject(engine, folder, threads, io, time.perf_counter() - start, pagecache.state(share))
 
 
 def _stock(folder: Path) -> tuple[Any, Any]:

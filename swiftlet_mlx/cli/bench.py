@@ -12,12 +12,15 @@ from . import console, options
 if TYPE_CHECKING:
     from swiftlet_bench.report import Row
 
+    from swiftlet_mlx.reader import IO
+
 EXAMPLE = "Example: swiftlet-mlx bench demo --prompt-tokens 64 --max-tokens 32"
 
 PromptTokens = Annotated[str, typer.Option("--prompt-tokens", metavar="N,N", help="Prompt lengths to read.")]
 Rounds = Annotated[int, typer.Option("--rounds", min=1, help="Counted rounds; three or more show the spread.")]
 WarmUp = Annotated[int, typer.Option("--warm-up", min=0, help="Rounds before, that do not count.")]
 Threads = Annotated[int, typer.Option("--threads", min=1, max=64, help="Threads that read experts.")]
+Io = Annotated[str, typer.Option("--io", help="cached: experts may stay in the page cache; direct: they do not.")]
 Csv = Annotated[
     Path | None, typer.Option("--csv", metavar="PATH", help="Append to this file, or to MACHINE.csv in this folder.")
 ]
@@ -37,6 +40,7 @@ def bench(
     cold: Annotated[bool, typer.Option("--cold", help="Empty the page cache before every run (Linux).")] = False,
     stock: Annotated[bool, typer.Option("--stock", help="Measure mlx-lm alone, every expert in memory.")] = False,
     threads: Threads = 8,
+    io: Io = "cached",
     predict: Annotated[bool, typer.Option("--predict", help="Also predict, and compare.")] = False,
     csv: Csv = None,
     share: Share = False,
@@ -54,7 +58,14 @@ def bench(
     remark = (lambda text: None) if quiet else console.warn
     with console.steps(quiet) as progress:
         rows, sizes = page.measure(
-            folder, plan, cache_gb=cache_gb, threads=threads, stock=stock, progress=progress, warn=remark
+            folder,
+            plan,
+            cache_gb=cache_gb,
+            threads=threads,
+            io=io_choice(io),
+            stock=stock,
+            progress=progress,
+            warn=remark,
         )
     if json:
         console.write(report.to_json(rows, sizes=sizes) + "\n")
@@ -89,6 +100,19 @@ def lengths(text: str) -> tuple[int, ...]:
     if not found or min(found) < 2:
         raise OptionError(f"--prompt-tokens {text!r}: give lengths of 2 tokens or more, for example 128,512")
     return found
+
+
+def io_choice(text: str) -> IO:
+    """`cached` or `direct`.
+
+    Raises:
+        OptionError: if it is anything else.
+    """
+    from swiftlet_mlx.errors import OptionError
+
+    if text not in ("cached", "direct"):
+        raise OptionError(f"--io {text!r}: it can be cached or direct")
+    return "cached" if text == "cached" else "direct"
 
 
 def keep(rows: list[Row], csv: Path | None, quiet: bool) -> None:

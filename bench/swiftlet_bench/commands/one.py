@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from swiftlet_mlx.cli import console, options
+from swiftlet_mlx.cli.bench import Io, io_choice
 
 EXAMPLE = "Example: python -m swiftlet_bench one demo --prompt-tokens 32 --max-tokens 16"
 
@@ -21,6 +22,7 @@ def one(
     max_tokens: Annotated[int, typer.Option("--max-tokens", min=1, help="Tokens to generate.")] = 64,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Of the prompt.")] = 0,
     threads: Annotated[int, typer.Option("--threads", min=1, max=64, help="Threads that read experts.")] = 8,
+    io: Io = "cached",
     stock: Annotated[bool, typer.Option("--stock", help="mlx-lm alone, every expert in memory.")] = False,
     cold: Annotated[bool, typer.Option("--cold", help="Empty the page cache before the run (Linux).")] = False,
     warm_up: Annotated[int, typer.Option("--warm-up", min=0, help="Runs of other prompts before.")] = 0,
@@ -37,7 +39,7 @@ def one(
     folder = find_model(model)
     if cold:
         pagecache.evict(folder)
-    with opened(folder, cache_gb=cache_gb, threads=threads, stock=stock) as subject:
+    with opened(folder, cache_gb=cache_gb, threads=threads, io=io_choice(io), stock=stock) as subject:
         ids = jsonlib.loads(prompt_file.read_text()) if prompt_file else subject.prompt(prompt_tokens, seed)
         for n in range(warm_up):
             subject.run(subject.prompt(len(ids), 10_000 + n), min(4, max_tokens))
@@ -46,6 +48,6 @@ def one(
         state = pagecache.state(pagecache.cached_share(folder))
         values = subject.run(ids, max_tokens)
         values |= {"load_seconds": subject.load_seconds, "load_peak_bytes": subject.load_peak_bytes}
-        setting = {**asdict(subject.setting(ids, max_tokens, 1, warm_up, threads)), "page_cache": state}
+        setting = {**asdict(subject.setting(ids, max_tokens, 1, warm_up)), "page_cache": state}
         output = digest(subject.last_ids)
     console.write(jsonlib.dumps({"setting": setting, "values": values, "output": output}) + "\n")
