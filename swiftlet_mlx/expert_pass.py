@@ -35,6 +35,7 @@ from .slots import EMPTY, SlotPool
 TAIL_TOKENS = 256  # of the prompt's end decide which experts stay
 TILE_PAIRS = 16384  # computed in one call: bounds the rows gathered for it
 RUN_BYTES = 8 << 20  # one request at most: far above the 256 KiB from which SSDs are flat, small enough to spread
+GROUP_EXPERTS = 16  # worth having in a group: each costs 2 to 3 ms of the host on CUDA (H200, 2026-12)
 WINDOW = 3  # groups in the slots at once: one computing, one read, one being read
 
 
@@ -101,8 +102,9 @@ class ExpertPass:
         residents = [e for e in needed if pool.slots[e] != EMPTY]
         staying = routes.hottest(TAIL_TOKENS)[: pool.n_slots]
         missing = [e for e in needed if pool.slots[e] == EMPTY]
-        # Half the slots at least are for passing through, unless nothing has to.
-        pinned = [e for e in staying if pool.slots[e] != EMPTY][: pool.n_slots // 2 if missing else None]
+        # Slots to pass through: half of them, of a small pool three quarters, or groups become too small.
+        through = min(-(-3 * pool.n_slots // 4), max(pool.n_slots // 2, WINDOW * GROUP_EXPERTS)) if missing else 0
+        pinned = [e for e in staying if pool.slots[e] != EMPTY][: pool.n_slots - through]
         size = max(1, (pool.n_slots - len(pinned)) // WINDOW)
         arrived = set(staying).intersection(missing)  # read last, and kept from then on
         queue = deque(groups([e for e in missing if e not in arrived], size))

@@ -22,7 +22,7 @@ from swiftlet_mlx import expert_pass
 from swiftlet_mlx.errors import ReadFailed
 from swiftlet_mlx.layer_major import LayerMajor, part_of, use_layer_major, use_stock_layers
 from swiftlet_mlx.loader import load_streamed
-from swiftlet_mlx.prefill import prefill
+from swiftlet_mlx.prefill import prefill, prefill_bytes
 
 E, K, V, LAYERS = 16, 4, 96, 4
 CONFIG = {
@@ -396,3 +396,38 @@ def test_experts_copied_out_of_their_slots_give_the_same_bits(streamed: Any, mon
     assert same_cache(want, got)
     arrays = ours.pools.layers[0].arrays
     assert ours.model.layers[0].mlp.switch_mlp.up_proj.linear["weight"] is arrays["up_proj.weight"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("slots", [1, 8, 16])
+def test_a_long_prompt_and_400_greedy_tokens_are_those_of_stock_mlx_lm(kind: str, slots: int, streamed: Any) -> None:
+    tokens = ids(1200)
+    plain, ours = stock(kind), streamed(kind, slots, chunk_tokens=100)
+    want, got = make_prompt_cache(plain), make_prompt_cache(ours.model)
+    mx.eval(plain(mx.array([tokens[:-1]]), cache=want))
+    mx.eval([c.state for c in want])
+    prefill(ours.model, tokens[:-1], got)
+    a = b = tokens[-1]
+    for _ in range(400):
+        x, y = plain(mx.array([[a]]), cache=want)[0, -1], ours.model(mx.array([[b]]), cache=got)[0, -1]
+        assert np.array_equal(np.array(x), np.array(y))
+        a = b = int(mx.argmax(x).item())
+
+
+@pytest.mark.slow
+def test_16384_tokens_cost_no_more_than_2048_but_for_cache_and_hidden_states(streamed: Any) -> None:
+    ours = streamed("qwen3_moe", 5, chunk_tokens=256, pair_bytes=0)
+    for layer in ours.model.layers[1:]:  # one layer of attention is a minute's work on a CPU
+        layer.self_attn = Mean()
+    each, _ = prefill_bytes(ours.model)
+    peaks = {}
+    for n in (2048, 16384):
+        cache = make_prompt_cache(ours.model)
+        mx.reset_peak_memory()
+        before = mx.get_active_memory()
+        prefill(ours.model, ids(n), cache)
+        peaks[n] = mx.get_peak_memory() - before
+    more = 16384 - 2048
+    scores = 2 * 256 * more * 4 * 3  # the CPU's attention writes one chunk's scores against the whole past
+    assert peaks[16384] - peaks[2048] < more * each + scores
