@@ -127,7 +127,9 @@ class Timeline:
         self.caches, self.checkpoints, self._n = list(caches), [], 0
 
     def fork(self, offset: int) -> Timeline:
-        """A second timeline with the first `offset` tokens of this one, which stays as it is."""
+        """A second timeline with the first `offset` tokens of this one, which at most gains a checkpoint at its end."""
+        if offset == self._n:
+            self.checkpoint()
         mark = next((c for c in self.checkpoints if c.offset == offset), None)
         if mark is None and not self.cuttable:
             raise ValueError(f"offset {offset} is not a checkpoint of this timeline")

@@ -60,6 +60,14 @@ def test_a_fork_and_its_origin_do_not_disturb_each_other(kind: str) -> None:
     assert near(feed(model, fork, [4]), fresh_logits(model, [*IDS[:40], 9, 8, 7, 4]))
 
 
+def test_the_very_end_can_be_forked_without_a_checkpoint_there() -> None:
+    model = random_model("qwen3_next")
+    timeline = fed(model, [5, 6, 7, 8])
+    other = timeline.fork(4)
+    assert near(feed(model, other, [9]), fresh_logits(model, [5, 6, 7, 8, 9]))
+    assert len(timeline) == 4
+
+
 def test_three_tokens_cannot_be_taken_off_a_recurrent_state() -> None:
     """Going back means a checkpoint or the beginning, never a state that has seen what it should not."""
     hybrid, plain = fed(random_model("qwen3_next"), IDS), fed(random_model("qwen3_moe"), IDS)

@@ -49,10 +49,13 @@ def chat(
     from rich.console import Console
 
     from swiftlet_mlx.completion import Ask, Completions
+    from swiftlet_mlx.errors import OptionError
 
     from .lines import Lines, history_file
     from .repl import Repl
 
+    if " " in model and not Path(model).exists():
+        raise OptionError(f'{model!r} is no model but a question: swiftlet-mlx chat demo "{model}"')
     values = options.sampling_values(
         temp=temp, top_p=top_p, top_k=top_k, min_p=min_p, presence_penalty=presence_penalty,
         frequency_penalty=frequency_penalty, seed=seed,

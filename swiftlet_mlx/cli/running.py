@@ -15,6 +15,11 @@ from . import console
 if TYPE_CHECKING:
     from swiftlet_mlx.engine import Engine
 
+DEMO_LINE = (
+    "demo: a small model that comes with the package. To install a real one: "
+    "swiftlet-mlx repack --from-hf mlx-community/Qwen3.6-35B-A3B-4bit"
+)
+
 
 @contextmanager
 def engine_for(
@@ -43,11 +48,14 @@ def engine_for(
     """
     from swiftlet_mlx.engine import Engine
     from swiftlet_mlx.errors import EngineFailed, SwiftletError
-    from swiftlet_mlx.locate import find_model
+    from swiftlet_mlx.locate import DEMO, find_model
 
     folder = find_model(model)
+    if model == DEMO and not quiet:
+        console.say(DEMO_LINE)
     remark = (lambda text: None) if quiet else warn
-    with Engine(opening(folder, cache_gb, trust_remote_code, with_text, remark), counters=counters, **engine_options) as engine:
+    open_model = opening(folder, cache_gb, trust_remote_code, with_text, remark)
+    with Engine(open_model, counters=counters, **engine_options) as engine:
         try:
             engine.wait()
         except EngineFailed as error:

@@ -1,0 +1,111 @@
+"""Every command that the README, the format page and the help show is run, as it stands there."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tiny import make_checkpoint
+from typer.main import get_command
+
+from swiftlet_mlx.cli.app import app
+
+ROOT = Path(__file__).parent.parent
+PAGES = ["README.md", "repack/README.md"]
+# Run by .ci/run, or by other tests: `make`, `pip` and `uv` set up an environment; a hub is needed for `--from-hf`
+# (tests/test_install_cli.py runs it against one on loopback); `serve` does not end (tests/test_server*.py).
+ELSEWHERE = re.compile(r"^(make|pip|uv) |--from-hf|--from-url|mlx-community/|swiftlet-mlx serve|-m swiftlet_bench")
+
+
+def shown(page: str) -> list[str]:
+    text = (ROOT / page).read_text()
+    blocks = re.findall(r"```sh\n(.*?)```", text, re.DOTALL)
+    inline = re.findall(r"`(mlx_lm\.[a-z_]+ --[^`]*|swiftlet-mlx [a-z]+ [^`]*)`", text)
+    lines = [line.split("  #")[0].strip() for block in blocks for line in block.splitlines()]
+    return [line for line in [*lines, *inline] if line and not line.startswith("#")]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder in which CHECKPOINT is a checkpoint with a tokenizer, and MODEL.qpack is made from it."""
+    place = tmp_path_factory.mktemp("commands")
+    make_checkpoint(place / "CHECKPOINT", kind="qwen3_5_moe", bits=4, tokenizer=True)
+    run("swiftlet-mlx repack --source CHECKPOINT --output MODEL.qpack", place)
+    return place
+
+
+def run(command: str, place: Path) -> str:
+    words = shlex.split(command)
+    if words[0] == "swiftlet-mlx":
+        words = [sys.executable, "-m", "swiftlet_mlx", *words[1:]]
+    elif words[0].startswith("mlx_lm."):
+        words = [sys.executable, "-m", "mlx_lm", words[0].removeprefix("mlx_lm."), *words[1:]]
+    done = subprocess.run(words, cwd=place, input="", capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+    assert "Traceback" not in done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("command", sorted({c for page in PAGES for c in shown(page) if not ELSEWHERE.search(c)}))
+def test_a_command_of_the_pages_runs(command: str, place: Path) -> None:
+    fresh = {"MODEL.qpack": "ANEW.qpack", "NAME.qpack": "NAME.qpack"}
+    if " repack " in command:
+        for name, other in fresh.items():
+            command = command.replace(f"--output {name}", f"--output {other}")
+    elif "NAME.qpack" in command:
+        command = command.replace("NAME.qpack", "MODEL.qpack")
+    command = re.sub(r"\bMODEL(?=$| )", "MODEL.qpack", command)
+    if " --prompt Hello" in command:
+        command += " --max-tokens 4"
+    run(command, place)
+
+
+def test_the_python_of_the_readme_runs(place: Path) -> None:
+    for block in re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL):
+        done = subprocess.run([sys.executable, "-c", block], cwd=place, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stderr
+
+
+COMMANDS = sorted(get_command(app).commands)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_ends_with_an_example_of_that_command(name: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "swiftlet_mlx", name, "--help"], capture_output=True, text=True, check=True
+    )
+    last = " ".join(done.stdout.strip().split("\n\n")[-1].split())
+    assert last.startswith(f"Example: swiftlet-mlx {name}"), last
+
+
+def test_every_command_is_in_the_readme_or_the_bench_page() -> None:
+    text = (ROOT / "README.md").read_text()
+    assert [name for name in COMMANDS if f"swiftlet-mlx {name}" not in text] == []
+
+
+@pytest.mark.parametrize(
+    ("args", "code"),
+    [
+        (["--version"], 0),
+        (["generate", "demo"], 2),
+        (["generate", "demo", "--prompt", "x", "--ids", "1"], 2),
+        (["generate", "demo", "--ids", "1,x"], 2),
+        (["generate", "demo", "--prompt", "x", "--temp", "-1"], 2),
+        (["generate", "demo", "--prompt", "x", "--cache-gb", "0"], 2),
+        (["generate", "nonesuch", "--prompt", "x"], 1),
+        (["info", "."], 1),
+        (["nonesuch"], 2),
+        (["repack", "--output", "x"], 2),
+    ],
+)
+def test_wrong_usage_has_its_exit_code_and_no_traceback(args: list[str], code: int, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "swiftlet_mlx", *args], cwd=tmp_path, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == code, done.stderr
+    assert "Traceback" not in done.stderr
+    assert (done.stderr == "") == (code == 0)
