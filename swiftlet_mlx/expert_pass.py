@@ -145,7 +145,7 @@ class ExpertPass:
 
     def _results(self, rows: mx.array, slots: NDArray[np.uint32]) -> mx.array:
         """Lazy `[P, H]`: what the experts in these slots make of each row, by mlx-lm's own code."""
-        if not self._copy_first:
+        if not self._copy_first or self._pool.complete:  # a complete pool is never written again: it has moved over
             return self._module._stock(rows, mx.array(slots)[:, None])[:, 0]
         held, local = np.unique(slots, return_inverse=True)
         with _copied(self._module, mx.array(held)):
