@@ -107,11 +107,12 @@ def serve(
         if not quiet:
             console.say(f"Ready. Page: {url(sock)}/   API: {url(sock)}/v1   Ctrl-C stops.")
 
+    engine_options = {} if prefix_cache_gb is None else {"prefix_cache_gb": prefix_cache_gb}
     with Engine(
         opening(folder, cache_gb, trust_remote_code, True, remark),
         counters=counters,
         context_tokens=context,
-        **({} if prefix_cache_gb is None else {"prefix_cache_gb": prefix_cache_gb}),
+        **engine_options,  # type: ignore[arg-type]  # one option, of its type
     ) as engine:
         run(engine, settings, sock, folder=folder, say=None if quiet else console.say, ready=ready)
 

@@ -6,6 +6,7 @@ Knows every route; requests become models here, models become wishes or answers 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 from pydantic import ValidationError
@@ -18,6 +19,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from swiftlet_mlx.events import Statistics
 
+from .anthropic import count, messages
+from .anthropic_protocol import CountRequest, MessagesRequest
 from .body import read_object
 from .chat import chat
 from .deliver import ClientGone, Wish, deliver
@@ -27,6 +30,8 @@ from .guard import GONE, Guard
 from .models import Small, json_response
 from .openapi import schema
 from .protocol import ChatRequest, TextRequest, TokenizeRequest
+from .responses import responses
+from .responses_protocol import ResponsesRequest
 from .strict import Strict
 from .text import text
 
@@ -101,6 +106,9 @@ def create_app(desk: Desk) -> ASGIApp:
         Route("/v1/models/{name:path}", small.model),
         Route("/v1/chat/completions", _Generating(desk, ChatRequest, chat), methods=["POST"]),
         Route("/v1/completions", _Generating(desk, TextRequest, text), methods=["POST"]),
+        Route("/v1/responses", _Generating(desk, ResponsesRequest, responses), methods=["POST"]),
+        Route("/v1/messages", _Generating(desk, MessagesRequest, messages), methods=["POST"]),
+        Route("/v1/messages/count_tokens", _Computing(desk, CountRequest, partial(count, desk)), methods=["POST"]),
         Route("/tokenize", _Computing(desk, TokenizeRequest, small.tokenize), methods=["POST"]),
     ]
     app = Starlette(routes=routes, exception_handlers={HTTPException: _http_error, ApiError: _api_error})

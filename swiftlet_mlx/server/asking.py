@@ -51,6 +51,10 @@ class Conversation:
         sampling = base.with_values(**varied(self.sampling, choice))
         return completions.answer(prompt, replace(ask, sampling=sampling))
 
+    def ids(self, completions: Completions, settings: Settings) -> list[int]:
+        """The prompt that `start` would have read. Raises what `Completions.render` raises."""
+        return list(completions.render(self.messages, self._ask(completions, settings)).ids)
+
     def _ask(self, completions: Completions, settings: Settings) -> Ask:
         ask = Ask(
             max_tokens=self.max_tokens or settings.max_tokens,

@@ -22,6 +22,7 @@ from swiftlet_mlx.completion import Completions
 from swiftlet_mlx.engine import Engine, Stream
 from swiftlet_mlx.errors import SwiftletError
 
+from .asking import Conversation
 from .failures import ApiError, from_library
 from .metrics import Metrics
 from .settings import Settings
@@ -151,16 +152,33 @@ class Desk:
         """Run something on a worker thread."""
         return await asyncio.get_running_loop().run_in_executor(self._workers, function)
 
+    async def prompt_ids(self, conversation: Conversation) -> list[int]:
+        """The token ids of a conversation's prompt.
+
+        Raises:
+            ApiError: it cannot be written down.
+        """
+        completions = self.completions
+        return await self.checked(lambda: conversation.ids(completions, self.settings))
+
+    async def checked(self, function: Callable[[], T]) -> T:
+        """Run something of the library's on a worker thread.
+
+        Raises:
+            ApiError: the library refused.
+        """
+        try:
+            return await self.work(function)
+        except SwiftletError as error:
+            raise from_library(error) from error
+
     async def begin(self, start: Callable[[], Stream]) -> Stream:
         """Start a reply; `end` must follow.
 
         Raises:
             ApiError: it was refused.
         """
-        try:
-            stream = await self.work(start)
-        except SwiftletError as error:
-            raise from_library(error) from error
+        stream = await self.checked(start)
         self._streams.add(stream)
         if self.stopping:
             stream.cancel()

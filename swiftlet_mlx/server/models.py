@@ -13,11 +13,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from swiftlet_mlx import __version__
-from swiftlet_mlx.completion import Ask
-from swiftlet_mlx.errors import SwiftletError
 
+from .asking import Conversation
 from .desk import Desk
-from .failures import ApiError, dumps, from_library
+from .failures import ApiError, dumps
 from .protocol import TokenizeRequest
 
 # Nothing from elsewhere, nothing inline but what the page itself holds; no other page may frame it.
@@ -90,21 +89,19 @@ class Small:
     async def tokenize(self, request: TokenizeRequest) -> dict[str, Any]:
         """POST /tokenize."""
         desk = self._desk
-        completions = desk.completions
-
-        def ids() -> list[int]:
-            if request.messages is not None:
-                tools = tuple(t.plain() for t in request.tools or ())
-                thinking = desk.settings.thinking if request.enable_thinking is None else request.enable_thinking
-                messages = [m.plain() for m in request.messages]
-                return list(completions.render(messages, Ask(tools=tools, thinking=thinking)).ids)
-            encoded = completions.tokenizer.encode(request.prompt, add_special_tokens=request.add_special_tokens)
-            return list(encoded)
-
-        try:
-            tokens = await desk.work(ids)
-        except SwiftletError as error:
-            raise from_library(error) from error
+        completions, text = desk.completions, request.prompt
+        if request.messages is not None:
+            tokens = await desk.prompt_ids(
+                Conversation(
+                    messages=[m.plain() for m in request.messages],
+                    tools=tuple(t.plain() for t in request.tools or ()),
+                    thinking=request.enable_thinking,
+                )
+            )
+        else:
+            tokens = await desk.checked(
+                lambda: list(completions.tokenizer.encode(text, add_special_tokens=request.add_special_tokens))
+            )
         return {"tokens": tokens, "count": len(tokens), "max_model_len": desk.engine.context_tokens}
 
     async def page(self, request: Request) -> Response:
@@ -120,6 +117,7 @@ class Small:
             "created": desk.started,
             "created_at": datetime.fromtimestamp(desk.started, UTC).isoformat().replace("+00:00", "Z"),
             "display_name": name,
+            "lifecycle": "active",
             "owned_by": "swiftlet-mlx",
             "context_window": desk.engine.context_tokens,
             "max_model_len": desk.engine.context_tokens,

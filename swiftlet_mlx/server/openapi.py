@@ -8,11 +8,16 @@ from pydantic.json_schema import models_json_schema
 
 from swiftlet_mlx import __version__
 
+from .anthropic_protocol import CountRequest, MessagesRequest
 from .protocol import ChatRequest, TextRequest, TokenizeRequest
+from .responses_protocol import ResponsesRequest
 
 POSTED = {
     "/v1/chat/completions": (ChatRequest, "Answer a conversation"),
     "/v1/completions": (TextRequest, "Continue a text"),
+    "/v1/responses": (ResponsesRequest, "Answer in the form of OpenAI's Responses"),
+    "/v1/messages": (MessagesRequest, "Answer in the form of Anthropic's Messages"),
+    "/v1/messages/count_tokens": (CountRequest, "Count a conversation's tokens"),
     "/tokenize": (TokenizeRequest, "Count tokens"),
 }
 FETCHED = {
