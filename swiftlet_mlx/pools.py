@@ -331,6 +331,8 @@ class Pools:
         for run in runs:
             if run.error is not None:
                 raise run.error
+        for pool in self.layers.values():
+            pool.settle_on_device()
 
     def submit(self, work: Callable[..., T], *args: Any) -> Future[T]:
         """Run `work` on a read thread; it may touch bytes, no arrays."""

@@ -19,6 +19,7 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
+from . import cuda
 from .policy import LFU
 from .qpack import LayerTable
 from .reader import Rows
@@ -150,8 +151,13 @@ class SlotPool:
         self._free = [slot for slot in range(n_slots - 1, -1, -1) if slot not in used]
         self.n_slots = n_slots
         self.complete = len(residents) == self.table.expert_count
-        if self.direct:
+        if self.direct and not (self.complete and cuda.is_used()):
             self._look()
+
+    def settle_on_device(self) -> None:
+        """Where host memory is far from the device: nothing will be written any more, so let the device have it."""
+        if self.complete and cuda.is_used():
+            self.resize(self.n_slots)
 
     def _take(self, expert: int, keep: set[int]) -> int:
         if self.n_slots == self.table.expert_count:
@@ -167,6 +173,8 @@ class SlotPool:
     def _look(self) -> None:
         """Writable views of the arrays' memory, in the order of the sections."""
         self._views = [(memoryview(cast(Any, self.arrays[s.name])).cast("B"), s.size) for s in self.table.sections]
+        for view, _ in self._views:
+            cuda.keep_on_host(view)
 
     def _sees_host_writes(self) -> bool:
         """Write a pattern through the view, let the device compute on it, twice; leave the slot zeroed."""
