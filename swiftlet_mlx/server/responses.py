@@ -80,9 +80,7 @@ class _Response:
             "top_p": request.top_p,
             "max_output_tokens": request.max_output_tokens,
             "tools": [t.model_dump(exclude_none=True) for t in request.tools or ()],
-            "tool_choice": tool_choice.model_dump()
-            if isinstance(tool_choice, NamedFunction)
-            else tool_choice or "auto",
+            "tool_choice": choice.model_dump() if isinstance(choice, NamedFunction) else choice or "auto",
             "previous_response_id": None,
             "store": False,
             "text": {"format": {"type": request.text.format.type if request.text and request.text.format else "text"}},
