@@ -256,7 +256,7 @@ def test_neighbours_on_disk_are_read_in_one_request(streamed: Any, monkeypatch: 
 
 
 def test_a_failed_read_names_the_expert_and_leaves_pool_and_caches_usable(streamed: Any) -> None:
-    for fail_at in (1, 7, 30):
+    for fail_at in (1, 30):
         ours = streamed("qwen3_next", 6, chunk_tokens=64)
         cache = make_prompt_cache(ours.model)
         ours.reads.fail_at = fail_at
@@ -291,7 +291,7 @@ def test_breaking_off_stops_within_a_group_and_leaves_pool_and_caches_usable(
 ) -> None:
     kind = "qwen3_5_moe"
     ours = streamed(kind, 6, chunk_tokens=64)
-    for at in range(1, 40, 6):
+    for at in (1, 8, 20, 33):
         cache = make_prompt_cache(ours.model)
         calls = []
 
