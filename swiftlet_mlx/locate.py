@@ -32,12 +32,17 @@ def find_model(name: str | Path, revision: str | None = None) -> Path:
     if path.is_dir():
         return path
     if str(name) == DEMO:
-        demo = Path(str(resources.files("swiftlet_mlx"))) / "demo" / "demo.qpack"
+        demo = demo_folder()
         if demo.is_dir():
             return demo
     if path.exists():
         raise ModelNotFound(f"{path} is a file; a model is a folder (NAME.qpack or an MLX checkpoint)")
     return _by_name(str(name), revision)
+
+
+def demo_folder() -> Path:
+    """Where the bundled demo model lies."""
+    return Path(str(resources.files("swiftlet_mlx"))) / "demo" / "demo.qpack"
 
 
 def _by_name(name: str, revision: str | None) -> Path:

@@ -15,6 +15,7 @@ from . import console
 if TYPE_CHECKING:
     from swiftlet_mlx.engine import Engine
 
+DEMO_CACHE_GB = 0.003  # half of its experts: it would fit whole anywhere, but it is there to show streaming
 DEMO_LINE = (
     "demo: a small model that comes with the package. To install a real one: "
     "swiftlet-mlx repack --from-hf mlx-community/Qwen3.6-35B-A3B-4bit"
@@ -70,6 +71,10 @@ def opening(
 ) -> Callable[[], tuple[Any, Any]]:
     """What an engine calls to load a model; the arguments are those of `engine_for`."""
     from swiftlet_mlx.loader import has_tokenizer, load, load_streamed
+    from swiftlet_mlx.locate import demo_folder
+
+    if cache_gb is None and folder == demo_folder():
+        cache_gb = DEMO_CACHE_GB
 
     def open_model() -> tuple[Any, Any]:
         if has_tokenizer(folder) if with_text is None else with_text:
