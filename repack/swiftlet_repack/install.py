@@ -34,7 +34,7 @@ from .remote import in_the_name_of, open_remote, spare
 from .sources import Source, is_ready_container
 from .staging import MARGIN_BYTES, Staging, allocated_bytes, free_bytes, in_words
 from .transfer import Delivery, Pace, Progress, Repair, Transfer
-from .write import _finish as write_rest
+from .write import write_rest
 
 HASHERS = 2
 

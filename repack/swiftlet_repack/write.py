@@ -1,8 +1,9 @@
 """Repack a local MLX checkpoint: copy its bytes into a container, a few megabytes at a time.
 
-Knows the plan, the staging folder and the reader; encodes nothing. Invariant: the output's name exists only for a
-complete, flushed container whose hashes.json was computed from the very bytes that were written; a run that was cut
-short is continued file by file, from the same source only, and gives the same bytes as an uninterrupted one.
+Knows the plan, the staging folder and the reader; encodes nothing. Invariant: the output's name exists only
+for a complete, flushed container whose hashes.json was computed from the very bytes that were written; a run
+that was cut short is continued file by file, from the same source only, and gives the same bytes as an
+uninterrupted one.
 """
 
 from __future__ import annotations
@@ -47,8 +48,8 @@ def repack_checkpoint(
         The container's path.
 
     Raises:
-        CheckpointError, RawCheckpoint, StreamingUnsupported, FormatError: the source cannot be repacked; nothing was
-            written.
+        CheckpointError, RawCheckpoint, StreamingUnsupported, FormatError: the source cannot be repacked;
+            nothing was written.
         OutputExists, NotResumable, DiskFull: the output is in the way.
         RepackError: what was done so far is kept; the same command continues.
     """
@@ -73,7 +74,7 @@ def repack_checkpoint(
                 done += nbytes
                 progress(done, total, name)
             _same_still(checkpoint, identity)
-            _finish(staging.folder, plan, small, journal.verified, source.resolve().name)
+            write_rest(staging.folder, plan, small, journal.verified, source.resolve().name)
     staging.seal()
     return output
 
@@ -155,7 +156,7 @@ def _write(path: Path, blocks: Iterator[memoryview], on_bytes: Callable[[int], N
     return digest.hexdigest()
 
 
-def _finish(folder: Path, plan: Plan, small: Mapping[str, bytes], hashes: Mapping[str, str], source: str) -> None:
+def write_rest(folder: Path, plan: Plan, small: Mapping[str, bytes], hashes: Mapping[str, str], source: str) -> None:
     """Small files, then the manifest with all sizes, then the hashes of everything."""
     digests = dict(hashes)
     for name, data in small.items():
@@ -180,7 +181,8 @@ def _identity(checkpoint: Checkpoint) -> dict[str, list[int]]:
 
 
 def _digest(plan: Plan) -> str:
-    """What tells another plan for the same files from this one: another config, other headers, another version."""
+    """What tells another plan for the same files from this one: another config, other headers, another
+    version."""
     told = hashlib.sha256(plan.written[LAYOUT])
     for file in plan.tensor_files:
         told.update(file.header)
