@@ -7,9 +7,10 @@ with its own last words, never a missing value.
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,7 @@ def one(
     cold: bool = False,
     warm_up: int = 0,
     more: Sequence[str] = (),
+    environment: Mapping[str, str] | None = None,
 ) -> Answer:
     """Load a model in a new process, run one prompt, return what it said.
 
@@ -60,6 +62,7 @@ def one(
         cold: Empty the page cache first.
         warm_up: Runs of other prompts before.
         more: Further arguments.
+        environment: Variables added to the child's.
 
     Raises:
         ChildFailed: with the child's last words.
@@ -71,18 +74,21 @@ def one(
     if threads is not None:
         command += ["--threads", str(threads)]
     command += ["--stock"] * stock + ["--cold"] * cold
-    found = answer(command)
+    found = answer(command, environment=environment)
     return Answer(Setting(**found["setting"]), found["values"], found["output"])
 
 
-def answer(command: Sequence[str], timeout: float = TIMEOUT_SECONDS) -> dict[str, Any]:
+def answer(
+    command: Sequence[str], timeout: float = TIMEOUT_SECONDS, environment: Mapping[str, str] | None = None
+) -> dict[str, Any]:
     """Run a command and parse the JSON object in the last line of its output.
 
     Raises:
         ChildFailed: it fails, takes too long, or says something else.
     """
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout)
+        env = {**os.environ, **(environment or {})}
+        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, env=env)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise ChildFailed(f"{command[0]} could not be run: {error}") from None
     last = (done.stdout.strip().splitlines() or [""])[-1]

@@ -7,15 +7,14 @@ B), so that a machine that warms up or is disturbed harms all of them alike.
 
 from __future__ import annotations
 
-import hashlib
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from itertools import pairwise
 from pathlib import Path
 
+from swiftlet_mlx import warm
 from swiftlet_mlx.errors import SwiftletError
-from swiftlet_mlx.qpack import CONFIG, HASHES, LAYOUT, MANIFEST
 
 # A spread wider than this says more about the machine than about the program.
 NOISY_SPREAD = 0.15
@@ -192,11 +191,4 @@ def ratio(first: Spread, second: Spread) -> Spread:
 
 def model_hash(folder: Path) -> str:
     """A short name for a model's bytes: from its hashes where it has them, else from what lists names and sizes."""
-    digest = hashlib.sha256()
-    names = [HASHES] if (folder / HASHES).is_file() else [MANIFEST, LAYOUT, CONFIG, "model.safetensors.index.json"]
-    for name in names:
-        if (folder / name).is_file():
-            digest.update((folder / name).read_bytes())
-    for path in sorted(folder.glob("*.safetensors")):
-        digest.update(f"{path.name} {path.stat().st_size}".encode())
-    return digest.hexdigest()[:12]
+    return warm.model_hash(folder)[:12]

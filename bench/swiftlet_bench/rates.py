@@ -16,6 +16,9 @@ from functools import partial
 import mlx.core as mx
 
 WEIGHT_BYTES = 192 << 20  # more than any cache holds
+_LEAST_BYTES = 2 << 20
+_PIECE_BYTES = 16 << 20  # a few layers' worth: the product of one token is many such
+SECONDS = 0.3  # of one pass
 _WIDTH = 2048
 
 
@@ -28,8 +31,10 @@ class Rates:
 
 
 def measure(bits: int | None = 4, dtype: mx.Dtype = mx.bfloat16) -> Rates:
-    """Measure both, in about a second."""
-    return Rates(weight_rate(bits, dtype), read_back_seconds())
+    """Measure both, in about a second, also where a product is slow."""
+    rough = weight_rate(bits, dtype, _LEAST_BYTES)
+    enough = min(WEIGHT_BYTES, max(_LEAST_BYTES, int(rough * SECONDS)))
+    return Rates(weight_rate(bits, dtype, enough), read_back_seconds())
 
 
 def weight_rate(bits: int | None = 4, dtype: mx.Dtype = mx.bfloat16, nbytes: int = WEIGHT_BYTES) -> float:
@@ -40,7 +45,7 @@ def weight_rate(bits: int | None = 4, dtype: mx.Dtype = mx.bfloat16, nbytes: int
         dtype: Of what is not quantized.
         nbytes: Of weights to go through.
     """
-    piece = 16 << 20  # a few layers' worth: the product of one token is many such
+    piece = min(_PIECE_BYTES, nbytes)
     count = max(1, nbytes // piece)
     x = mx.ones((1, _WIDTH), dtype)
     products: list[Callable[[], mx.array]]

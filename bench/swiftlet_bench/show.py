@@ -76,6 +76,7 @@ def compared(console: Console, found: Compared) -> None:
         "prefill tok/s",
         "first token",
         "peak memory",
+        "tokens in/out",
         "output",
     ):
         table.add_column(name, justify="right")

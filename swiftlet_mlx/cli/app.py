@@ -11,7 +11,7 @@ from swiftlet_repack import cli as repack
 
 from swiftlet_mlx import __version__
 
-from . import chat, generate, info, oracle, remove, serve
+from . import bench, chat, doctor, generate, info, oracle, remembered, remove, serve
 from . import list as listing
 from .run import run
 
@@ -32,6 +32,8 @@ app.command("repack", epilog=repack.REPACK_EXAMPLE)(repack.repack)
 app.command("verify", epilog=repack.VERIFY_EXAMPLE)(repack.verify)
 app.command("oracle", epilog=oracle.EXAMPLE)(oracle.oracle)
 app.command("info", epilog=info.EXAMPLE)(info.info)
+app.command("bench", epilog=bench.EXAMPLE)(bench.bench)
+app.command("doctor", epilog=doctor.EXAMPLE)(doctor.doctor)
 app.command("list", epilog=listing.EXAMPLE)(listing.list_models)
 app.command("remove", epilog=remove.EXAMPLE)(remove.remove)
 
@@ -54,4 +56,5 @@ def _root(
 
 def main(args: Sequence[str] | None = None) -> NoReturn:
     """Console script. Runs a command and exits."""
+    remembered.apply()
     sys.exit(run(app, args))

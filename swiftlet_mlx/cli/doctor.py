@@ -1,0 +1,169 @@
+"""`doctor`: two minutes on a new machine. Does streaming work here, how fast could it be, which settings are good."""
+
+from __future__ import annotations
+
+import json as jsonlib
+import re
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from . import console, options, remembered
+
+if TYPE_CHECKING:
+    from swiftlet_bench.predict import Prediction, Shape
+
+    from swiftlet_mlx.doctor import Finding
+
+EXAMPLE = "Example: swiftlet-mlx doctor --quick"
+SAMPLE_BYTES = 10**9
+MARKS = {"ok": "ok   ", "warn": "NOTE ", "wrong": "WRONG", "skipped": "-    "}
+
+
+def doctor(
+    model: Annotated[str, typer.Argument(metavar="[MODEL]", help="A small model to try with.")] = "demo",
+    folder: Annotated[Path | None, typer.Option("--folder", help="Measure the disk of this folder.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Correctness only: no disk, no speed.")] = False,
+    remember: Annotated[
+        bool, typer.Option("--remember/--no-remember", help="Use good settings in later commands.")
+    ] = True,
+    json: options.Json = False,
+    quiet: options.Quiet = False,
+) -> None:
+    """Check that streaming is right on this machine, and what it can reach. Exit code 1 if something is wrong."""
+    from swiftlet_bench import machine
+
+    findings: list[Finding] = []
+    for finding in _findings(model, quick, quiet):
+        findings.append(finding)
+        if not quiet and not json:
+            _tell(finding)
+    speeds: dict[str, Any] = {} if quick else _speeds(model, folder, quiet, remember)
+    wrong = [f.name for f in findings if f.verdict == "wrong"]
+    here = machine.machine()
+    if json:
+        report = {
+            "machine": asdict(here),
+            "versions": machine.versions(),
+            "commit": machine.commit(),
+            "findings": [asdict(f) for f in findings],
+            **speeds,
+            "wrong": wrong,
+        }
+        console.write(jsonlib.dumps(report) + "\n")
+    else:
+        lines = [f"swiftlet-mlx doctor, commit {machine.commit()}", str(here)]
+        lines.append(" ".join(f"{k}={v}" for k, v in machine.versions().items()))
+        lines += [f"{MARKS[f.verdict]} {f.name}: {without_paths(f.said)}" for f in findings]
+        lines += speeds.get("lines", [])
+        console.write("```\n" + "\n".join(lines) + "\n```\n")
+        console.say(_verdict(findings, speeds))
+    raise typer.Exit(1 if wrong else 0)
+
+
+def _findings(model: str, quick: bool, quiet: bool) -> Iterator[Finding]:
+    from functools import partial
+
+    from swiftlet_mlx import doctor as checks
+    from swiftlet_mlx.locate import find_model
+
+    folder = find_model(model)
+    n_tokens = 64 if quick else 200
+    yield checks.check_versions()
+    yield checks.check_memory()
+    for device in checks.devices():
+        name = f"{device.type.name}".upper()
+        yield checks.run(partial(checks.check_host_writes, device), f"host writes, {name}")
+        yield checks.run(partial(checks.check_slot_reuse, folder, device, n_tokens), f"slot reuse, {name}")
+        yield checks.run(partial(checks.check_oracle, folder, device), f"oracle, {name}")
+
+
+def _speeds(model: str, folder: Path | None, quiet: bool, remember: bool) -> dict[str, Any]:
+    """Disk and device rates, what the released models should reach, and the settings of MLX that are worth it."""
+    from swiftlet_bench import io, predict, rates, shapes, variants
+
+    from swiftlet_mlx.device import backend
+    from swiftlet_mlx.library import models_folder
+    from swiftlet_mlx.locate import find_model
+    from swiftlet_mlx.machine import available_bytes
+
+    place = folder or next(p for p in (models_folder(), *models_folder().parents) if p.is_dir())
+    wanted = [predict.shape_of(name, shapes.preset(name)) for name in shapes.RELEASED]
+    sizes = sorted({shape.expert_bytes for shape in wanted})
+    with io.sample_file(place, SAMPLE_BYTES) as path, console.steps(quiet) as progress:
+        disk = io.measure(path, sizes=sizes, threads=(1, 4, 8), states=(True,), progress=progress)
+    rate = rates.measure()
+    free = available_bytes()
+    lines = [
+        "disk: " + ", ".join(
+            f"{console.size(r.case.read_bytes)} x {r.case.threads} threads {r.bytes_per_second.median / 1e9:.2f} GB/s"
+            for r in disk
+        ),
+        f"weights {rate.weights / 1e9:.2f} GB/s through a 4-bit product, read-back {rate.read_back * 1e3:.3f} ms",
+    ]  # fmt: skip
+    models = []
+    for shape in wanted:
+        prediction = _for_machine(shape, free, rate, io.bandwidth(disk, shape.expert_bytes))
+        lines.append(_in_words(shape, prediction, free))
+        models.append({"model": shape.name, **(asdict(prediction) if prediction else {"fits": False})})
+    found: dict[str, Any] = {"models": models, "disk_bytes_per_second": {n: io.bandwidth(disk, n) for n in sizes}}
+    found |= {"weight_bytes_per_second": rate.weights, "read_back_seconds": rate.read_back}
+    if backend() == "metal":  # not run here
+        with console.steps(quiet) as progress:
+            tried = variants.measure(find_model(model), progress=progress)
+        lines += [
+            f"{t.name}: {t.speed.median:.1f} tok/s, {t.times.median:.2f} times as shipped"
+            + ("" if t.same_output else ", OUTPUT DIFFERS")
+            for t in tried
+        ]
+        best = variants.recommended(tried)
+        found |= {"variants": [asdict(t) for t in tried], "recommended": dict(best)}
+        if remember:
+            remembered.remember(best)
+    return {**found, "lines": lines}
+
+
+def _for_machine(shape: Shape, free: int, rate: Any, disk: float) -> Prediction | None:
+    """What a model should reach with the memory that is free here, None if its dense part does not fit."""
+    from swiftlet_bench import predict
+
+    from swiftlet_mlx.memory import OTHERS_SHARE, PROCESS_BYTES
+
+    left = int(free * (1 - OTHERS_SHARE)) - PROCESS_BYTES - shape.dense_bytes
+    if left < shape.cycle_bytes // shape.layers:
+        return None
+    return predict.predict(shape, min(left, shape.all_experts_bytes), rate, disk)
+
+
+def _in_words(shape: Shape, prediction: Prediction | None, free: int) -> str:
+    if prediction is None:
+        dense = console.size(shape.dense_bytes)
+        return f"{shape.name}, 4-bit: does not run here, its dense part takes {dense} of {console.size(free)}"
+    return (
+        f"{shape.name}, 4-bit: about {prediction.tokens_per_second:.2g} tok/s expected with "
+        f"{console.size(prediction.cache_bytes)} of experts in memory ({console.size(shape.all_experts_bytes)} on disk)"
+    )
+
+
+def without_paths(text: str) -> str:
+    """Text with every absolute path cut to its last name: folders of a home name a person."""
+    return re.sub(r"(?<![\w.])(?:/[^\s/:,;'\"]+)+/([^\s/:,;'\"]+)", r"\1", text)
+
+
+def _tell(finding: Finding) -> None:
+    style = {"warn": "yellow", "wrong": "red"}.get(finding.verdict)
+    console.err.print(f"{MARKS[finding.verdict]} {finding.name}: {finding.said}", style=style, markup=False)
+    if finding.advice:
+        console.err.print(f"      {finding.advice}", style=style, markup=False)
+
+
+def _verdict(findings: list[Finding], speeds: dict[str, Any]) -> str:
+    wrong = [f for f in findings if f.verdict == "wrong"]
+    if wrong:
+        return f"Something is wrong: {', '.join(f.name for f in wrong)}. {wrong[0].advice}"
+    kept = speeds.get("recommended")
+    note = f" Settings kept for later commands: {', '.join(f'{k}={v}' for k, v in kept.items())}." if kept else ""
+    return f"Streaming is right on this machine.{note}"
