@@ -153,6 +153,8 @@ class Installation:
         self._new = False
         with Places(self._staging.folder, job.sizes) as places, ThreadPoolExecutor(HASHERS) as pool:
             places.create()
+            for folder in {places.path(name).parent for name in job.sizes}:
+                sync_folder(folder)  # a flushed file is no use if a power cut takes its name
             if is_ready_container(self._listing):
                 open_container(self._staging.folder)  # sizes, layout and config agree before anything large comes
             for file in job.plan.tensor_files if job.plan else ():

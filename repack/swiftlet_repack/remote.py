@@ -22,7 +22,7 @@ from swiftlet_mlx.safetensors import PREFIX_BYTES, Header, header_length, parse_
 
 from .fetch import Fetcher, RemoteFile
 from .hub import Listing
-from .journal import Journal
+from .journal import Journal, sync_folder
 from .places import STATE, Places, Route, Segment
 from .plan import SMALL_FILES
 from .transfer import Delivery, Pace, Transfer
@@ -80,6 +80,7 @@ def open_remote(listing: Listing, fetcher: Fetcher, places: Places, journal: Jou
     with in_the_name_of(listing.source, folder):
         shards = _shards(listing, folder)
         headers = _headers(shards, fetcher, places, journal, pace.streams)
+        sync_folder(places.path(SPARE))
         _, promised, warnings = shard_files(folder)
         checkpoint = checkpoint_from_headers(folder, read_config(folder), headers, promised, warnings)
     return RemoteCheckpoint(checkpoint, shards, headers)
