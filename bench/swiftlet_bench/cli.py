@@ -4,8 +4,10 @@ they are.
 
 from __future__ import annotations
 
+import runpy
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import NoReturn
 
 import typer
@@ -32,6 +34,34 @@ app.command("predict", epilog=forecast.EXAMPLE)(forecast.predict)
 app.command("synthetic", epilog=make.EXAMPLE)(make.synthetic)
 app.command("table", epilog=table.EXAMPLE)(table.table)
 app.command("one", epilog=one.EXAMPLE)(one.one)
+
+
+# Programs with options of their own; what follows their name is theirs.
+PROGRAMS = {
+    "prefill": "Prompts by length, beside what limits them.",
+    "decode": "Decoding, step by step.",
+    "policy": "Which expert to give up, replayed on recorded routes.",
+    "install": "Installing, beside a plain download.",
+    "server": "Many clients at once.",
+}
+
+
+def _program(name: str) -> Callable[[typer.Context], None]:
+    def start(context: typer.Context) -> None:
+        sys.argv = [f"swiftlet_bench.{name}", *context.args]
+        runpy.run_module(f"swiftlet_bench.{name}", run_name="__main__")
+
+    return start
+
+
+for _name, _what in PROGRAMS.items():
+    if (Path(__file__).parent / f"{_name}.py").exists():
+        app.command(
+            _name,
+            help=_what,
+            add_help_option=False,
+            context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
+        )(_program(_name))
 
 
 @app.callback()

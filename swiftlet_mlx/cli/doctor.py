@@ -150,7 +150,8 @@ def _in_words(shape: Shape, prediction: Prediction | None, free: int) -> str:
 
 def without_paths(text: str) -> str:
     """Text with every absolute path cut to its last name: folders of a home name a person."""
-    return re.sub(r"(?<![\w.])(?:/[^\s/:,;'\"]+)+/([^\s/:,;'\"]+)", r"\1", text)
+    text = text.replace(str(Path.home()), "~")
+    return re.sub(r"(?<![\w.:/])[~/][^\s:,;'\"]*/([^\s/:,;'\"]+)", r"\1", text)
 
 
 def _tell(finding: Finding) -> None:
