@@ -26,6 +26,7 @@ from swiftlet_mlx.units import size
 from .early import EarlyHashes
 from .fetch import Fetcher, RemoteFile
 from .hub import Listing
+from .journal import sync_folder
 from .patience import Patience, Retry
 from .places import Places, Route, Segment
 from .plan import Plan, make_plan, small_text
