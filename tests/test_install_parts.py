@@ -67,6 +67,30 @@ def test_a_journal_remembers_across_opening(tmp_path: Path) -> None:
         assert journal.done_bytes() == 25
 
 
+def test_unflushed_records_count_until_the_machine_is_started_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "journal"
+    monkeypatch.setattr("swiftlet_repack.journal.boot_id", lambda: "monday")
+    with Journal.open(path) as journal:
+        journal.begin({"source": "s"})
+        journal.wrote("x", 0, 10)
+        journal.done(("x", 0, 4))
+        journal.wrote("y", 5, 6)
+    with Journal.open(path) as journal:  # killed, and begun again
+        assert list(journal.extents["x"]) == [(0, 10)]
+        assert list(journal.extents["y"]) == [(5, 6)]
+        journal.wrote("x", 10, 12)
+    for boot in ("tuesday", None):  # the power went, or the system does not say
+        monkeypatch.setattr("swiftlet_repack.journal.boot_id", lambda boot=boot: boot)
+        with Journal.open(path) as journal:
+            assert list(journal.extents["x"]) == [(0, 4)]
+            assert "y" not in journal.extents
+            journal.wrote("z", 0, 1)
+    with Journal.open(path) as journal:
+        assert "z" not in journal.extents  # two runs without a boot id are not taken for one
+
+
 @pytest.mark.parametrize(
     ("now", "named"),
     [

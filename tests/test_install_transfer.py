@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import threading
 import time
@@ -10,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from loopback_hub import Fault, LoopbackHub
 from swiftlet_repack.fetch import Fetcher
 from swiftlet_repack.hub import Hub, Listing
@@ -160,6 +163,31 @@ def test_random_interruptions_cost_at_most_what_was_not_flushed(hub: LoopbackHub
         except Cancelled:
             pass
     hub.bytes_per_second = 0
+    run.go()
+    run.check()
+
+
+@given(
+    cuts=st.lists(st.tuples(st.integers(0, 120_000), st.sampled_from(["drop", "close"])), max_size=5),
+    flips=st.lists(st.integers(0, 639_999), max_size=2),
+    stop_at=st.integers(0, 1_000_000),
+)
+@settings(max_examples=12)
+def test_wherever_it_is_cut_every_byte_is_right_in_the_end(
+    hub: LoopbackHub, tmp_path_factory: pytest.TempPathFactory, cuts: Any, flips: list[int], stop_at: int
+) -> None:
+    run = Run(hub, tmp_path_factory.mktemp("cut"))
+
+    def watch(moment: Progress) -> None:
+        if moment.fetched_bytes >= stop_at:
+            run.cancel.set()
+
+    hub.faults[:] = [
+        *(Fault(kind, "*.safetensors", at=at, times=1) for at, kind in cuts),
+        *(Fault("corrupt", "a.safetensors", at=at, times=1) for at in flips),
+    ]
+    with contextlib.suppress(Cancelled):
+        run.go(watch=watch)
     run.go()
     run.check()
 
