@@ -20,7 +20,9 @@ def cache_curve(rows: Sequence[Row], path: Path) -> None:
     Raises:
         OptionError: matplotlib is not installed, or the file's type is unknown to it.
     """
-    figure, axes = _begin(rows, "experts in memory, GB", "decode, tok/s")
+    figure, (axes,) = _begin(rows, 1)
+    axes.set_xlabel("experts in memory, GB")
+    axes.set_ylabel("decode, tok/s")
     x = [row.setting.cache_bytes / 1e9 for row in rows]
     speeds = [row.values["decode_tokens_per_second"] for row in rows]
     below = [s.median - s.low for s in speeds]
@@ -40,52 +42,67 @@ def prefill_curve(rows: Sequence[Row], path: Path) -> None:
     Raises:
         OptionError: see `cache_curve`; or there are no prefill cases.
     """
+    read = _read(rows)
+    figure, (axes,) = _begin(rows, 1)
+    _prefill(axes, read)
+    _save(figure, path)
+
+
+def page(rows: Sequence[Row], path: Path) -> None:
+    """The prefill curve, and below it where the time of one token goes.
+
+    Raises:
+        OptionError: see `prefill_curve`.
+    """
+    read = _read(rows)
+    figure, (upper, lower) = _begin(rows, 2)
+    _prefill(upper, read)
+    row = next(row for row in rows if "wait_seconds_per_token" in row.values)
+    whole, waiting = 1e3 / row["decode_tokens_per_second"], 1e3 * row["wait_seconds_per_token"]
+    lower.barh([0], [whole - waiting], label="compute, read-backs, host work")
+    lower.barh([0], [waiting], left=[whole - waiting], label="waiting for reads")
+    lower.set_yticks([])
+    lower.set_xlabel("milliseconds of a token")
+    lower.legend(loc="lower right", fontsize=8)
+    _save(figure, path)
+
+
+def _read(rows: Sequence[Row]) -> list[Row]:
     read = [row for row in rows if row.case.startswith("prefill")]
     if not read:
         raise OptionError("nothing to draw: no prompt was measured")
-    figure, axes = _begin(rows, "prompt, tokens", "prefill, tok/s")
+    return read
+
+
+def _prefill(axes: Any, read: Sequence[Row]) -> None:
     speeds = [row.values["prefill_tokens_per_second"] for row in read]
     bars = [[s.median - s.low for s in speeds], [s.high - s.median for s in speeds]]
-    lengths = [row.setting.prompt_tokens for row in read]
-    axes.errorbar(lengths, [s.median for s in speeds], yerr=bars, marker="o", capsize=3)
+    axes.errorbar([r.setting.prompt_tokens for r in read], [s.median for s in speeds], yerr=bars, marker="o", capsize=3)
     axes.set_xscale("log", base=2)
-    _save(figure, path)
+    axes.set_xlabel("prompt, tokens")
+    axes.set_ylabel("prefill, tok/s")
 
 
-def token_timeline(row: Row, path: Path) -> None:
-    """Where the time of one token goes: waiting for reads, and everything else (compute, read-backs, host work).
-
-    Raises:
-        OptionError: see `cache_curve`.
-    """
-    figure, axes = _begin([row], "milliseconds of a token", "")
-    whole = 1e3 / row["decode_tokens_per_second"]
-    waiting = 1e3 * row["wait_seconds_per_token"]
-    axes.barh([0], [whole - waiting], label="compute and host")
-    axes.barh([0], [waiting], left=[whole - waiting], label="waiting for reads")
-    axes.set_yticks([])
-    figure.legend(loc="lower right", bbox_to_anchor=(0.88, 0.15))
-    _save(figure, path)
-
-
-def _begin(rows: Sequence[Row], x: str, y: str) -> tuple[Any, Any]:
+def _begin(rows: Sequence[Row], n: int) -> tuple[Any, list[Any]]:
     try:
         from matplotlib.figure import Figure
     except ImportError:
         raise OptionError('pictures need matplotlib: pip install "swiftlet-mlx[plot]"') from None
-    figure = Figure(figsize=(7, 4), layout="constrained")
-    axes = figure.subplots()
+    figure = Figure(figsize=(7, 4 + 2 * (n - 1)), layout="constrained")
+    parts = figure.subplots(n, 1, squeeze=False, height_ratios=[3, *[1] * (n - 1)])
+    axes = [part for (part,) in parts]
     s = rows[0].setting
     name = f"{s.model}, {SYNTHETIC}" if s.synthetic else s.model
-    axes.set_title(f"{name}\n{s.chip}, {s.backend}, page cache {s.page_cache}, n = {s.n}", fontsize=9)
-    axes.set_xlabel(x)
-    axes.set_ylabel(y)
-    axes.grid(alpha=0.3)
+    axes[0].set_title(f"{name}\n{s.chip}, {s.backend}, page cache {s.page_cache}, n = {s.n}", fontsize=9)
+    axes[0].grid(alpha=0.3)
     return figure, axes
 
 
 def _save(figure: Any, path: Path) -> None:
+    from matplotlib import rc_context
+
     try:
-        figure.savefig(path, dpi=150)
+        with rc_context({"svg.fonttype": "none"}):  # text stays text
+            figure.savefig(path, dpi=150)
     except ValueError as error:
         raise OptionError(f"{path}: {error}; name a .png or .svg file") from None

@@ -80,9 +80,9 @@ def bench(
         compare_with_prediction(folder, rows, quiet)
     keep(rows, csv, quiet)
     if plot is not None:
-        from swiftlet_bench.plot import prefill_curve
+        from swiftlet_bench import plot as pictures
 
-        prefill_curve(rows, plot)
+        pictures.page(rows, plot)
 
 
 def lengths(text: str) -> tuple[int, ...]:
