@@ -10,28 +10,19 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 import mlx.core as mx
 from mlx_lm.models.cache import make_prompt_cache
 
+from .decoding import Decoder, Processor
+from .decoding import Token as Token
 from .events import Event, Finish, FinishReason, Progress, Started, Statistics
-from .sampling import Sampler, Sampling
+from .sampling import Sampling
 from .timeline import PrefixStore, Timeline
 
 TELL_SECONDS = 0.1  # a prompt that takes less needs no progress
 CLEAR_EVERY = 256  # tokens between two returns of freed buffers to the system, as in mlx-lm
-
-
-@dataclass(frozen=True, slots=True)
-class Token:
-    """One sampled token."""
-
-    id: int
-    logprob: float | None = None
-    """Natural logarithm of its probability under the model, if asked for."""
-    top: tuple[tuple[int, float], ...] = ()
-    """The most likely (id, log-probability) pairs, best first, if asked for."""
 
 
 class Consumer(Protocol):
@@ -83,7 +74,7 @@ class Request:
     sampling: Sampling = field(default_factory=Sampling)
     checkpoints: tuple[int, ...] = ()
     logprobs: int | None = None
-    processors: tuple[Callable[[list[int], mx.array], mx.array], ...] = ()
+    processors: tuple[Processor, ...] = ()
     background: bool = False
 
 
@@ -214,16 +205,10 @@ class Generation:
 
     def _decode(self, timeline: Timeline, times: list[float]) -> FinishReason:
         """Token by token until an end token, the consumer, the budget or the reader ends it."""
-        request, sampler, last = self.request, None, self.request.ids[-1]
+        request, last = self.request, self.request.ids[-1]
+        decoder = Decoder(self.model, timeline, request.sampling, request.eos_ids, request.logprobs, request.processors)
         while True:
-            logits = self.model(mx.array([[last]]), cache=timeline.caches)[0, -1]  # [V]
-            for process in request.processors:
-                logits = process(self.generated, logits)
-            if sampler is None:
-                sampler = Sampler(request.sampling, logits.shape[-1], request.eos_ids)
-            choice = sampler.draw(logits)
-            token = self._read_back(choice, logits)  # the step's one wait for the device
-            timeline.fed([last])
+            token = decoder.take(last, more=len(self.generated) + 1 < request.max_tokens)
             if not times:
                 self.at_first = dict(self.counters())
             times.append(time.perf_counter())
@@ -242,15 +227,3 @@ class Generation:
             if len(self.generated) % CLEAR_EVERY == 0:
                 mx.clear_cache()
             last = token.id
-
-    def _read_back(self, choice: mx.array, logits: mx.array) -> Token:
-        if self.request.logprobs is None:
-            return Token(cast("int", choice.item()))
-        n_top = min(self.request.logprobs, logits.shape[-1])
-        scores = logits.astype(mx.float32)
-        scores = scores - mx.logsumexp(scores)
-        best = mx.argsort(-scores)[:n_top]
-        own, others = scores[choice], scores[best]
-        mx.eval(choice, own, best, others)
-        top = zip(cast("list[int]", best.tolist()), cast("list[float]", others.tolist()), strict=True)
-        return Token(cast("int", choice.item()), cast("float", own.item()), tuple(top))

@@ -58,6 +58,11 @@ def request(ids: tuple[int, ...] = PROMPT, **options: Any) -> Request:
     return Request(**{"ids": ids, "consumer": Ids(), "max_tokens": 8, **options})
 
 
+def unchanged(_generated: list[int], logits: mx.array) -> mx.array:
+    """A processor; where there is one, no step is launched before the last one's token is known."""
+    return logits
+
+
 def ids_of(events: list[Event]) -> list[int]:
     return [int(word) for e in events if isinstance(e, TextDelta) for word in e.text.split()]
 
@@ -95,10 +100,12 @@ def start() -> Iterator[Callable[..., Engine]]:
 
 @pytest.mark.parametrize("kind", ["qwen3_next", "qwen3_5_moe", "qwen3_moe"])
 @pytest.mark.parametrize("step", [7, 2048])
-def test_greedy_tokens_are_those_of_mlx_lm(start: Callable[..., Engine], kind: str, step: int) -> None:
+@pytest.mark.parametrize("ahead", [True, False])
+def test_greedy_tokens_are_those_of_mlx_lm(start: Callable[..., Engine], kind: str, step: int, ahead: bool) -> None:
     model = random_model(kind)
     expected = stock(model, PROMPT, 24)
-    events = list(start(model, prefill_step_size=step).submit(request(max_tokens=24)))
+    processors = () if ahead else (unchanged,)
+    events = list(start(model, prefill_step_size=step).submit(request(max_tokens=24, processors=processors)))
     assert ids_of(events) == expected
     assert reason(events) == "length"
 
@@ -178,7 +185,7 @@ def test_events_come_in_their_order_and_count_truly(start: Callable[..., Engine]
     engine = start(
         Scripted([[1, 2, 3]], eos=358, on_step=on_step), prefill_step_size=25, counters=lambda _m: dict(counters)
     )
-    events = list(engine.submit(request(eos_ids=frozenset({358}))))
+    events = list(engine.submit(request(eos_ids=frozenset({358}), processors=(unchanged,))))
     names = [type(e).__name__ for e in events]
     assert names == [
         "Started",
@@ -196,6 +203,22 @@ def test_events_come_in_their_order_and_count_truly(start: Callable[..., Engine]
     assert (found.prompt_tokens, found.cached_tokens, found.generated_tokens) == (60, 0, 3)
     assert found.counters == {"hits": 8}
     assert found.ttft_seconds == pytest.approx(found.queue_seconds + found.prefill_seconds)
+
+
+@pytest.mark.parametrize("ahead", [True, False])
+def test_what_was_fed_ahead_is_known_to_the_cache(start: Callable[..., Engine], ahead: bool) -> None:
+    """However a reply ends, going on from its cache gives what a fresh pass gives."""
+    model = random_model()
+    engine = start(model)
+    processors = () if ahead else (unchanged,)
+    said = stock(model, PROMPT, 6)
+    first = list(engine.submit(request(max_tokens=20, eos_ids=frozenset({said[3]}), processors=processors)))
+    n_said = said.index(said[3])
+    assert ids_of(first) == said[:n_said]
+    longer = (*PROMPT, *said[: n_said + 1], 5)
+    more = list(engine.submit(request(longer, max_tokens=6)))
+    assert ids_of(more) == stock(model, longer, 6)
+    assert stats(more).cached_tokens == len(PROMPT) + n_said + ahead
 
 
 # ---- cancelling ---------------------------------------------------------------------------------------------------
