@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import io
 import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from tiny import make_checkpoint
 from typer.main import get_command
 
+from swiftlet_mlx.cli import run as cli
 from swiftlet_mlx.cli.app import app
 
 ROOT = Path(__file__).parent.parent
 PAGES = ["README.md", "repack/README.md"]
 # Run by .ci/run, or by other tests: `make`, `pip` and `uv` set up an environment; a hub is needed for `--from-hf`
-# (tests/test_install_cli.py runs it against one on loopback); `serve` does not end (tests/test_server*.py).
-ELSEWHERE = re.compile(r"^(make|pip|uv) |--from-hf|--from-url|mlx-community/|swiftlet-mlx serve|-m swiftlet_bench")
+# (tests/test_install_cli.py runs it against one on loopback); `serve` does not end (tests/test_server*.py); `bench` and
+# `doctor` take their time (tests/test_bench*.py, tests/test_doctor.py).
+ELSEWHERE = re.compile(
+    r"^(make|pip|uv) |--from-hf|--from-url|mlx-community/|swiftlet-mlx (serve|bench|doctor)|-m swiftlet_bench"
+)
 
 
 def shown(page: str) -> list[str]:
@@ -34,24 +40,32 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder in which CHECKPOINT is a checkpoint with a tokenizer, and MODEL.qpack is made from it."""
     place = tmp_path_factory.mktemp("commands")
     make_checkpoint(place / "CHECKPOINT", kind="qwen3_5_moe", bits=4, tokenizer=True)
-    run("swiftlet-mlx repack --source CHECKPOINT --output MODEL.qpack", place)
+    assert cli.run(app, ["repack", "--source", f"{place}/CHECKPOINT", "--output", f"{place}/MODEL.qpack"]) == 0
     return place
 
 
-def run(command: str, place: Path) -> str:
-    words = shlex.split(command)
-    if words[0] == "swiftlet-mlx":
-        words = [sys.executable, "-m", "swiftlet_mlx", *words[1:]]
-    elif words[0].startswith("mlx_lm."):
-        words = [sys.executable, "-m", "mlx_lm", words[0].removeprefix("mlx_lm."), *words[1:]]
-    done = subprocess.run(words, cwd=place, input="", capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
-    assert "Traceback" not in done.stderr
-    return done.stdout
+@pytest.fixture
+def run(place: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Callable[[str], str]:
+    """Run a command line in `place`, our own in this process (starting one takes a second), others as they are."""
+
+    def run(command: str) -> str:
+        words = shlex.split(command)
+        monkeypatch.chdir(place)
+        if words[0] == "swiftlet-mlx":
+            monkeypatch.setattr(sys, "stdin", io.StringIO())
+            assert cli.run(app, words[1:]) == 0, capfd.readouterr().err
+            return capfd.readouterr().out
+        if words[0].startswith("mlx_lm."):
+            words = [sys.executable, "-m", "mlx_lm", words[0].removeprefix("mlx_lm."), *words[1:]]
+        done = subprocess.run(words, input="", capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+        return done.stdout
+
+    return run
 
 
 @pytest.mark.parametrize("command", sorted({c for page in PAGES for c in shown(page) if not ELSEWHERE.search(c)}))
-def test_a_command_of_the_pages_runs(command: str, place: Path) -> None:
+def test_a_command_of_the_pages_runs(command: str, run: Callable[[str], str]) -> None:
     fresh = {"MODEL.qpack": "ANEW.qpack", "NAME.qpack": "NAME.qpack"}
     if " repack " in command:
         for name, other in fresh.items():
@@ -61,7 +75,7 @@ def test_a_command_of_the_pages_runs(command: str, place: Path) -> None:
     command = re.sub(r"\bMODEL(?=$| )", "MODEL.qpack", command)
     if " --prompt Hello" in command:
         command += " --max-tokens 4"
-    run(command, place)
+    run(command)
 
 
 def test_the_python_of_the_readme_runs(place: Path) -> None:
@@ -74,11 +88,9 @@ COMMANDS = sorted(get_command(app).commands)  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_help_ends_with_an_example_of_that_command(name: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "swiftlet_mlx", name, "--help"], capture_output=True, text=True, check=True
-    )
-    last = " ".join(done.stdout.strip().split("\n\n")[-1].split())
+def test_help_ends_with_an_example_of_that_command(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(app, [name, "--help"]) == 0
+    last = " ".join(capsys.readouterr().out.strip().split("\n\n")[-1].split())
     assert last.startswith(f"Example: swiftlet-mlx {name}"), last
 
 
@@ -102,10 +114,18 @@ def test_every_command_is_in_the_readme_or_the_bench_page() -> None:
         (["repack", "--output", "x"], 2),
     ],
 )
-def test_wrong_usage_has_its_exit_code_and_no_traceback(args: list[str], code: int, tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "swiftlet_mlx", *args], cwd=tmp_path, capture_output=True, text=True, timeout=60
-    )
-    assert done.returncode == code, done.stderr
-    assert "Traceback" not in done.stderr
-    assert (done.stderr == "") == (code == 0)
+def test_wrong_usage_has_its_exit_code_and_a_message(
+    args: list[str], code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert cli.run(app, args) == code
+    assert (capfd.readouterr().err == "") == (code == 0)
+
+
+def test_a_process_ends_with_the_code_and_without_a_traceback(tmp_path: Path) -> None:
+    for args, code in ((["generate", "nonesuch", "--prompt", "x"], 1), (["nonesuch"], 2)):
+        command = [sys.executable, "-m", "swiftlet_mlx", *args]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+        assert done.returncode == code
+        assert done.stderr
+        assert "Traceback" not in done.stderr

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
-from typing import Any
 
 import mlx.core as mx
 import pytest
@@ -18,6 +15,8 @@ from swiftlet_repack.write import repack_checkpoint
 
 from swiftlet_mlx import memory
 from swiftlet_mlx.checkpoint import open_checkpoint
+from swiftlet_mlx.cli.app import app
+from swiftlet_mlx.cli.run import run
 from swiftlet_mlx.oracle import compare
 
 ROOT = Path(os.environ.get("SWIFTLET_FIXTURES", Path(__file__).parents[2] / "shared" / "fixtures" / "swiftlet"))
@@ -31,12 +30,6 @@ pytestmark = pytest.mark.skipif(
 def smallest(folder: Path) -> float:
     checkpoint = open_checkpoint(folder)
     return memory.minimum_bytes(checkpoint.tables, checkpoint.shape.top_k) / memory.GB
-
-
-def generated(*args: Any) -> dict[str, Any]:
-    command = [sys.executable, "-m", "swiftlet_mlx", "generate", *map(str, args), "--json", "--quiet"]
-    result: dict[str, Any] = json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
-    return result
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -56,10 +49,11 @@ def test_the_oracle_finds_no_difference(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_generate_gives_the_ids_of_stock_mlx_lm(name: str, tmp_path: Path) -> None:
+def test_generate_gives_the_ids_of_stock_mlx_lm(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     stock, _ = load_model(ROOT / name)
     expected = [int(token) for token, _ in generate_step(mx.array(PROMPT), stock, max_tokens=32)]
     container = repack_checkpoint(ROOT / name, tmp_path / "model.qpack")
     ids = ",".join(map(str, PROMPT))
     for model, extra in ((container, ["--cache-gb", f"{smallest(ROOT / name):.9f}"]), (ROOT / name, [])):
-        assert generated(model, "--ids", ids, "--max-tokens", 32, *extra)["ids"] == expected, model
+        assert run(app, ["generate", str(model), "--ids", ids, "--max-tokens", "32", "--json", *extra]) == 0
+        assert json.loads(capsys.readouterr().out)["ids"] == expected, model
