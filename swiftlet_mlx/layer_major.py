@@ -169,7 +169,8 @@ def use_stock_layers(model: nn.Module) -> int:
 
 def layer_norm(layer: Any) -> mx.array | None:
     """The weight of a norm of a decoder layer, as wide as the layer's input; None if it has no such child."""
-    weights = [w for child in layer.children().values() if isinstance(w := dict(child).get("weight"), mx.array)]
+    modules = [child for child in layer.children().values() if isinstance(child, nn.Module)]  # some are lists of them
+    weights = [w for module in modules if isinstance(w := module.get("weight"), mx.array)]
     return next((w for w in weights if w.ndim == 1), None)
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
+from mlx.utils import tree_flatten
 from numpy.typing import NDArray
 
 from ._compat import QuantizedSwitchLinear, SwitchLinear, infer_quant_config
@@ -222,12 +223,43 @@ def overlap_shared_experts(model: nn.Module) -> int:
     """
     n = 0
     for _, block in model.named_modules():
-        streamed = [child for child in block.children().values() if isinstance(child, Streamed)]
+        streamed = [(name, child) for name, child in block.children().items() if isinstance(child, Streamed)]
         for name in ("shared_expert", "shared_experts"):
             shared = block.get(name)
-            if len(streamed) == 1 and isinstance(shared, nn.Module) and not isinstance(shared, Ahead):
+            if len(streamed) != 1 or not isinstance(shared, nn.Module) or isinstance(shared, Ahead):
+                continue
+            if _given_the_same(block, streamed[0][0], name):
                 stock = type(shared)
                 shared.__class__ = type(stock.__name__, (Ahead, stock), {"__module__": stock.__module__})
-                object.__setattr__(streamed[0], "beside", shared)
+                object.__setattr__(streamed[0][1], "beside", shared)
                 n += 1
     return n
+
+
+def _given_the_same(block: nn.Module, routed: str, shared: str) -> bool:
+    """Whether a block gives its shared expert, after its routed ones, the very array it gave those.
+
+    Some do not: where experts work in a latent space, the shared one is given something else, of another width. Found
+    by a call on a lazy token; nothing is evaluated.
+    """
+    children = {name: block[name] for name in (routed, shared)}
+    given: list[tuple[str, mx.array]] = []
+
+    def answer_routed(x: mx.array, indices: mx.array) -> mx.array:
+        given.append((routed, x))
+        return mx.zeros((*indices.shape, x.shape[-1]))
+
+    def answer_shared(x: mx.array) -> mx.array:
+        given.append((shared, x))
+        return x
+
+    try:
+        block[routed], block[shared] = answer_routed, answer_shared
+        width = next(a for _, a in tree_flatten(children[shared].parameters()) if a.ndim == 2).shape[-1]
+        block(mx.zeros((1, 1, width)))
+    except Exception:  # whatever an unforeseen block raises here, the answer is no
+        return False
+    finally:
+        for name, child in children.items():
+            block[name] = child
+    return [name for name, _ in given] == [routed, shared] and given[0][1] is given[1][1]

@@ -221,6 +221,18 @@ def test_models_without_a_shared_expert_have_nothing_beside(folders: Any) -> Non
     model.pools.close()
 
 
+def test_a_shared_expert_that_is_given_something_else_is_not_started(tmp_path: Path) -> None:
+    shape = {"layers": 3, "hidden": 64}
+    more = {"n_shared_experts": 1, "moe_shared_expert_intermediate_size": 32}
+    for latent, beside in ((32, False), (64, False), (None, True)):  # experts that work in a latent space
+        folder = tmp_path / str(latent)
+        make_checkpoint(folder, kind="nemotron_h", bits=4, shape=shape, moe_latent_size=latent, **more)
+        model = streamed(folder, 2)
+        assert (model.layers[1].mixer.switch_mlp.beside is not None) is beside
+        assert same(decode(model), decode(load_model(folder)[0]))
+        model.pools.close()
+
+
 # ---- residency belongs to a model ----------------------------------------------------------------------------------
 
 

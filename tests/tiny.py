@@ -100,7 +100,7 @@ def make_checkpoint(
     config = make_config(kind, **(shape or {}))
     config.get("text_config", config).update(overrides)
     folder.mkdir(parents=True)
-    model = _random_model(config, dtype, seed)
+    model = random_model(config, dtype, seed)
     if bits is not None:
         model, config = quantize_model(
             model, config, 16 if mode == "nvfp4" else 32, int(bits) if isinstance(bits, int) else 4, mode,
@@ -136,7 +136,7 @@ def add_tokenizer(folder: Path) -> None:
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [2, 0]}))
 
 
-def _random_model(config: dict[str, Any], dtype: mx.Dtype, seed: int) -> nn.Module:
+def random_model(config: dict[str, Any], dtype: mx.Dtype = mx.float32, seed: int = 0) -> nn.Module:
     """Weights large enough that logits differ clearly and greedy output wanders."""
     model_class, args = _get_classes(config)
     model = model_class(args.from_dict(config))
