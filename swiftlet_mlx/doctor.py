@@ -130,16 +130,15 @@ def check_oracle(folder: Path, device: mx.Device, n_tokens: int = 48) -> Finding
             stock = unpack(opened, modules, Path(scratch) / "checkpoint")
         found = oracle.compare(folder, stock, PROMPT, n_tokens=n_tokens, cache_gb=_smallest_gb(folder))
     most = max(found.logits, *found.layers)
-    if found.exact:
-        return Finding(
-            name, "ok", f"{n_tokens} tokens and all {len(found.layers)} layers equal to stock mlx-lm, bit by bit"
-        )
+    if found.exact and found.agrees:
+        layers = len(found.layers)
+        return Finding(name, "ok", f"{n_tokens} tokens and all {layers} layers equal to stock mlx-lm, bit by bit")
     if device == mx.Device(mx.gpu) and most < GPU_TOLERANCE and found.agrees:
         return Finding(name, "ok", f"{n_tokens} tokens as stock mlx-lm, layers and logits within {most:.2g}")
-    return Finding(
-        name, "wrong", f"logits differ from stock mlx-lm by up to {found.logits:.3g}, layers by up to {most:.3g}",
-        "please report this with the block below; answers cannot be trusted here",
-    )  # fmt: skip
+    said = f"logits differ from stock mlx-lm by up to {found.logits:.3g}, layers by up to {most:.3g}"
+    if found.first_difference is not None:
+        said += f"; token {found.first_difference} is another"
+    return Finding(name, "wrong", said, "please report this with the block below; answers cannot be trusted here")
 
 
 def check_memory() -> Finding:

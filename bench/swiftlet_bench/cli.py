@@ -42,6 +42,7 @@ PROGRAMS = {
     "decode": "Decoding, step by step.",
     "policy": "Which expert to give up, replayed on recorded routes.",
     "install": "Installing, beside a plain download.",
+    "conversation": "Later turns, checkpoints, reopened conversations.",
     "server": "Many clients at once.",
 }
 

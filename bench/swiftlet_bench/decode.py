@@ -92,9 +92,8 @@ def reads_alone(pools: Pools, misses: Sequence[int], seed: int = 0) -> float:
             experts = rng.sample(range(pool.table.expert_count), min(n, pool.n_slots))
             reads = Reads(pool, [(e, slot) for slot, e in enumerate(experts)])
             start = time.perf_counter()
-            for claim in reads.claims[:-1]:
+            for claim in reads.claims:
                 pools.submit(reads.read, pools.source, *claim)
-            reads.read(pools.source, *reads.claims[-1])
             while len(reads.results) < len(reads.claims):
                 reads.done.get()
             seconds += time.perf_counter() - start

@@ -63,7 +63,7 @@ def page(rows: Sequence[Row], path: Path) -> None:
     lower.barh([0], [waiting], left=[whole - waiting], label="waiting for reads")
     lower.set_yticks([])
     lower.set_xlabel("milliseconds of a token")
-    lower.legend(loc="lower right", fontsize=8)
+    lower.legend(loc="upper center", bbox_to_anchor=(0.5, -0.5), ncols=2, fontsize=8)
     _save(figure, path)
 
 
@@ -77,8 +77,10 @@ def _read(rows: Sequence[Row]) -> list[Row]:
 def _prefill(axes: Any, read: Sequence[Row]) -> None:
     speeds = [row.values["prefill_tokens_per_second"] for row in read]
     bars = [[s.median - s.low for s in speeds], [s.high - s.median for s in speeds]]
-    axes.errorbar([r.setting.prompt_tokens for r in read], [s.median for s in speeds], yerr=bars, marker="o", capsize=3)
+    lengths = [r.setting.prompt_tokens for r in read]
+    axes.errorbar(lengths, [s.median for s in speeds], yerr=bars, marker="o", capsize=3)
     axes.set_xscale("log", base=2)
+    axes.set_xticks(lengths, [str(n) for n in lengths])
     axes.set_xlabel("prompt, tokens")
     axes.set_ylabel("prefill, tok/s")
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 EXAMPLE = "Example: swiftlet-mlx doctor --quick"
 SAMPLE_BYTES = 10**9
+ROUNDS = 3
 MARKS = {"ok": "ok   ", "warn": "NOTE ", "wrong": "WRONG", "skipped": "-    "}
 
 
@@ -94,7 +95,7 @@ def _speeds(model: str, folder: Path | None, quiet: bool, remember: bool) -> dic
     wanted = [predict.shape_of(name, shapes.preset(name)) for name in shapes.RELEASED]
     sizes = sorted({shape.expert_bytes for shape in wanted})
     with io.sample_file(place, SAMPLE_BYTES) as path, console.steps(quiet) as progress:
-        disk = io.measure(path, sizes=sizes, threads=(1, 4, 8), states=(True,), progress=progress)
+        disk = io.measure(path, sizes=sizes, threads=(1, 4, 8), rounds=ROUNDS, states=(True,), progress=progress)
     rate = rates.measure()
     free = available_bytes()
     lines = [
