@@ -360,7 +360,28 @@ def test_a_server_that_is_not_there_is_an_error() -> None:
         Endpoint("http://127.0.0.1:9/v1").name()
 
 
-def test_engines_are_compared_round_by_round_on_the_same_prompts(container: Path, server: str, tmp_path: Path) -> None:
+def test_engines_are_compared_round_by_round_on_the_same_prompts(
+    container: Path, server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with opened(container, cache_gb=0.0001) as subject:  # in this process: a child takes seconds to start
+
+        def one(folder: Path, *, max_tokens: int, more: tuple[str, str], **_: object) -> children.Answer:
+            ids = json.loads(Path(more[1]).read_text())
+            values = subject.run(ids, max_tokens)
+            return children.Answer(subject.setting(ids, max_tokens, 1, 1), values, prompts.digest(subject.last_ids))
+
+        monkeypatch.setattr(children, "one", one)
+        found = compared(container, server, tmp_path)
+    assert [row.case for row in found.rows] == ["swiftlet-mlx, 100 kB", "served", "other"]
+    ours, served, other = found.rows
+    assert other.values["decode_tokens_per_second"].values == (9.0,)
+    assert found.ratios["other"].values[0] == 9 / ours.values["decode_tokens_per_second"].values[0]
+    assert served.setting.prompt_tokens == 5
+    assert found.same_output == {"swiftlet-mlx, 100 kB": True, "other": False}
+    assert len(FakeServer.requests) == 2  # a warm-up round and one that counts
+
+
+def compared(container: Path, server: str, tmp_path: Path) -> compare.Compared:
     program = tmp_path / "engine.py"
     program.write_text(
         "import json, sys; ids = json.load(open(sys.argv[1]));"
