@@ -16,6 +16,8 @@ from typer.exceptions import TyperException
 
 from swiftlet_mlx.errors import SwiftletError
 
+INTERRUPTED = 130
+
 
 def run(app: typer.Typer, args: Sequence[str] | None = None) -> int:
     """Run a command line of any of the project's programs.
@@ -32,6 +34,8 @@ def run(app: typer.Typer, args: Sequence[str] | None = None) -> int:
     try:
         code = app(args, standalone_mode=False)
         sys.stdout.flush()
+        if code == INTERRUPTED:  # typer makes this of KeyboardInterrupt, and says nothing
+            _complain("interrupted")
         return code if isinstance(code, int) else 0
     except SwiftletError as error:
         _complain(str(error))
@@ -44,11 +48,13 @@ def run(app: typer.Typer, args: Sequence[str] | None = None) -> int:
         return int(getattr(error, "exit_code", 2))
     except (KeyboardInterrupt, typer.Abort):
         _complain("interrupted")
-        return 130
+        return INTERRUPTED
     except BrokenPipeError:
-        # the reader of stdout left (`| head`): nothing is wrong, and nothing more can be written
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+        return _unread()
+    except SystemExit as error:
+        if isinstance(error.__context__, BrokenPipeError):  # typer has seen it first
+            return _unread()
+        raise
     except Exception as error:
         if os.environ.get("SWIFTLET_MLX_DEBUG"):
             raise
@@ -57,6 +63,14 @@ def run(app: typer.Typer, args: Sequence[str] | None = None) -> int:
             "This is a bug in swiftlet-mlx. Set SWIFTLET_MLX_DEBUG=1, run it again and report what it prints"
         )
         return 1
+
+
+def _unread() -> int:
+    """The reader of stdout left (`| head`): nothing is wrong, and nothing more can be written."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 1)  # what is still buffered goes there when the interpreter flushes it
+    os.close(nowhere)
+    return 0
 
 
 def _complain(text: str) -> None:
