@@ -9,7 +9,7 @@ in waves, each pair by the same kernel on the same bytes.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -57,11 +57,15 @@ class Streamed:
         if len(needed) > pool.n_slots:
             return self._in_waves(x, np.array(experts, np.uint32).reshape(indices.shape), needed)
         reads = pools.begin(pool, needed)
+        claimed = None
         if reads is not None:  # misses are being read
             if self.beside is not None:
                 self.beside.start(x)  # the shared expert computes meanwhile
-            pools.finish(reads)
-        y = self._stock(x, pool.lookup_few(experts, indices.shape))
+            if pools.may_wait_later(indices):
+                claimed = dict(reads.claims)  # the graph of what follows is built meanwhile
+            else:
+                pools.wait()
+        y = self._stock(x, pool.lookup_few(experts, indices.shape, claimed))
         pools.hold(y)
         return y
 
@@ -255,7 +259,8 @@ def _given_the_same(block: nn.Module, routed: str, shared: str) -> bool:
 
     try:
         block[routed], block[shared] = answer_routed, answer_shared
-        width = next(a for _, a in tree_flatten(children[shared].parameters()) if a.ndim == 2).shape[-1]
+        arrays = cast("list[tuple[str, mx.array]]", tree_flatten(children[shared].parameters()))
+        width = next(a for _, a in arrays if a.ndim == 2).shape[-1]
         block(mx.zeros((1, 1, width)))
     except Exception:  # whatever an unforeseen block raises here, the answer is no
         return False
