@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shlex
 import subprocess
 import sys
 import threading
@@ -37,8 +39,10 @@ from swiftlet_bench.harness import Spread
 from swiftlet_bench.rates import Rates
 from swiftlet_bench.subject import Subject, opened
 from swiftlet_bench.synthetic import make_checkpoint, make_container
+from typer.main import get_command
 
 from swiftlet_mlx import memory
+from swiftlet_mlx.cli.app import app as product
 from swiftlet_mlx.cli.run import run
 from swiftlet_mlx.errors import OptionError, ReadFailed
 from swiftlet_mlx.locate import find_model
@@ -504,6 +508,21 @@ def test_predict_io_and_synthetic_run_from_the_command_line(
     assert len(json.loads(out)["cases"]) == 2
     command(capsys, "synthetic", "--preset", "tiny", "--layers", "2", "--output", str(tmp_path / "x.qpack"), "--quiet")
     assert (tmp_path / "x.qpack" / "manifest.json").exists()
+
+
+def shown_commands() -> list[str]:
+    text = (Path(__file__).parent.parent / "bench" / "README.md").read_text()
+    blocks = re.findall(r"```sh\n(.*?)```", text, re.DOTALL)
+    return [line.split("  #")[0].strip() for block in blocks for line in block.splitlines() if line.strip()]
+
+
+@pytest.mark.parametrize("line", shown_commands())
+def test_the_commands_of_the_page_exist_with_these_options(line: str) -> None:
+    """They take minutes; that their words are understood is what can be tested in time."""
+    words = shlex.split(line.replace("python -m swiftlet_bench", "swiftlet_bench"))
+    group = get_command(app if words[0] == "swiftlet_bench" else product)
+    assert words[0] in ("swiftlet_bench", "swiftlet-mlx")
+    group.commands[words[1]].make_context(words[1], words[2:])  # type: ignore[attr-defined]
 
 
 def test_every_program_is_reached_by_its_name() -> None:

@@ -39,11 +39,11 @@ app.command("one", epilog=one.EXAMPLE)(one.one)
 # Programs with options of their own; what follows their name is theirs.
 PROGRAMS = {
     "prefill": "Prompts by length, beside what limits them.",
-    "decode": "Decoding, step by step.",
+    "decode": "A token at several cache sizes, and where its time goes.",
     "policy": "Which expert to give up, replayed on recorded routes.",
     "install": "Installing, beside a plain download.",
     "conversation": "Later turns, checkpoints, reopened conversations.",
-    "server": "Many clients at once.",
+    "server": "What serving costs over the bare engine.",
 }
 
 
