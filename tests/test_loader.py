@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -155,6 +157,41 @@ def test_a_pool_below_one_tokens_experts_is_warned_about_with_numbers(original: 
     said: list[str] = []
     load_streamed(original, cache_gb=0.00002, warn=said.append)
     assert any("one token uses 8" in text for text in said), said
+
+
+def test_twenty_loads_leave_no_file_thread_or_memory_behind(tmp_path: Path) -> None:
+    folder = make_checkpoint(tmp_path / "model", kind="qwen3_moe", shape={"layers": 1})
+    fds = Path("/proc/self/fd")
+
+    def held() -> tuple[int, int]:
+        gc.collect()
+        return len(list(fds.iterdir())) if fds.is_dir() else 0, mx.get_active_memory()
+
+    before, threads = held(), set(threading.enumerate())
+    for n in range(20):
+        model, _ = load_streamed(folder, cache_gb=0.00006)
+        mx.eval(model(mx.array([[1, 2]])), model(mx.array([[3]])))
+        started = set(threading.enumerate()) - threads
+        assert started, "its misses are read by threads"
+        if n % 2:
+            model.pools.close()
+        del model
+        assert held() == before
+        for thread in started:
+            thread.join(5)
+        assert set(threading.enumerate()) <= threads
+
+
+def test_a_load_that_fails_leaves_no_file_open(folder: Path) -> None:
+    fds = Path("/proc/self/fd")
+    before = len(list(fds.iterdir())) if fds.is_dir() else 0
+    for gb, hidden in ((1e-9, 64), (None, 96)):
+        change_config(folder, lambda config, hidden=hidden: config["text_config"].update(hidden_size=hidden))  # type: ignore[misc]
+        with pytest.raises((BudgetTooSmall, StreamingUnsupported)) as caught:
+            load_streamed(folder, cache_gb=gb)
+        del caught
+        gc.collect()
+        assert not before or len(list(fds.iterdir())) == before
 
 
 # ---- checkpoints that do not say what they must --------------------------------------------------------------------
