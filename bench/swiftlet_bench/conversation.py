@@ -2,8 +2,9 @@
 
     python -m swiftlet_bench.conversation MODEL --first-tokens 2000 --rounds 15
 
-One long first question; then, in turn and again and again, a second question (undone each time) and a bare prompt: a
-question of the same length asked by a session that has read nothing. The same once more after the idle time between
+One long first question; then, in turn and again and again, a second question (on the conversation as it was after the
+first, opened from its file) and a bare prompt: a question of the same length asked of an engine that has read nothing.
+The same once more after the idle time between
 turns has been used to read the answer as history, as `chat` does while a person types. Seconds of the machine and of
 the processor are both noted up to the first token, for the former suffer from whatever else is running. Then
 checkpoints a token apart, and the file, opened several times. `--turns` holds one conversation of short turns and notes
@@ -86,12 +87,10 @@ def prepared(session: Session) -> None:
 
 
 def asked(session: Session, text: str) -> Values:
-    """What the first token of an answer costs; the exchange is undone."""
-    before, used = len(session.messages), process.cpu_seconds()
+    """What the first token of an answer costs."""
+    used = process.cpu_seconds()
     turn = said(session.send(text, max_tokens=1, min_tokens=1))
     used = process.cpu_seconds() - used
-    if len(session.messages) > before:  # a first token without text takes the question back by itself
-        session.undo()
     return {
         "read_tokens": turn.prompt_tokens - turn.cached_tokens,
         "ttft_seconds": turn.ttft_seconds,
@@ -101,15 +100,24 @@ def asked(session: Session, text: str) -> Values:
 
 def beside_bare(session: Session, rounds: int, question_words: int, seed: int) -> dict[str, dict[str, Spread]]:
     """A next question and a bare prompt, in turn."""
-    seeds = iter(range(seed, seed + 4 * rounds + 8))
+    completions, engine, ask = session.completions, session.engine, session.ask
+    seeds = iter(range(seed, seed + 2 * rounds + 8))
+    with tempfile.TemporaryDirectory() as folder:
+        session.save(Path(folder) / "talk")
 
-    def later() -> Values:
-        return asked(session, words(question_words, next(seeds)))
+        def later() -> Values:
+            engine.call(engine.store.clear).result()
+            known = Session.load(Path(folder) / "talk", completions, ask=ask)
+            return asked(known, words(question_words, next(seeds)))
 
-    def bare() -> Values:
-        return asked(Session(session.completions, ask=session.ask), words(question_words, next(seeds)))
+        def bare() -> Values:
+            engine.call(engine.store.clear).result()
+            return asked(Session(completions, ask=ask), words(question_words, next(seeds)))
 
-    return in_turn({"later": later, "bare": bare}, rounds)
+        found = in_turn({"later": later, "bare": bare}, rounds)
+        engine.call(engine.store.clear).result()
+        Session.load(Path(folder) / "talk", completions, ask=ask)  # what has been read is known again
+    return found
 
 
 def checkpoints(model: Any, timeline: Timeline) -> Spread:
