@@ -424,7 +424,7 @@ class _Worker:
             return
         work.events.end(self._generate(work))
 
-    def _generate(self, job: _Job) -> Exception | None:
+    def _generate(self, job: _Job) -> BaseException | None:
         model = self.model
         counters = self._counters
         try:
@@ -440,7 +440,7 @@ class _Worker:
                 prefill=self._prefill,
                 counters=(lambda: counters(model)) if counters else dict,
             ).run()
-        except Exception as error:
+        except BaseException as error:  # whatever it is, it is this request's, and the thread serves others
             _clear(error)
             mx.clear_cache()
             if isinstance(error, SwiftletError):

@@ -41,6 +41,7 @@ class Turn:
         self._stream = stream
         self._error: BaseException | None = None
         self._cancelled = False
+        self._reading = threading.Lock()
         self.text = ""
         self.thinking = ""
         self.tool_calls: list[ToolCall] = []
@@ -49,8 +50,7 @@ class Turn:
 
     def __iter__(self) -> Iterator[Event]:
         try:
-            for event in self._stream:
-                self._note(event)
+            while (event := self._next()) is not None:
                 yield event
         except Exception as error:
             self._fail(error)
@@ -87,10 +87,19 @@ class Turn:
             return
         self.cancel()
         try:
-            for event in self._stream:
-                self._note(event)
+            while self._next() is not None:
+                pass
         except Exception as error:
             self._fail(error)
+
+    def _next(self) -> Event | None:
+        """The next event, noted. Two threads may be here (one that reads, one that closes): each event is noted in its
+        place, and when either is told the end, all have been."""
+        with self._reading:
+            event = next(self._stream, None)
+            if event is not None:
+                self._note(event)
+            return event
 
     @property
     def done(self) -> bool:
@@ -416,11 +425,11 @@ class Session:
     @contextmanager
     def _changing(self) -> Iterator[None]:
         """Hold the lock, with no turn going on."""
+        turn = self._turn
+        if turn is not None and turn.ending:
+            turn.close()  # not under the lock: its reader may need that to note the end
         with self._lock:
-            turn = self._turn
-            if turn is not None and turn.ending:
-                turn.close()
-            elif turn is not None:
+            if self._turn is not None:
                 raise SessionBusy("The session is still answering. Read the turn to its end, or cancel() it.")
             yield
 

@@ -29,6 +29,7 @@ from swiftlet_mlx.cli.lines import Lines
 from swiftlet_mlx.cli.repl import Repl
 from swiftlet_mlx.completion import Ask, Completions
 from swiftlet_mlx.engine import Engine
+from swiftlet_mlx.errors import ReadFailed
 from swiftlet_mlx.events import TextDelta, ThinkingDelta
 from swiftlet_mlx.session import Session
 
@@ -190,11 +191,16 @@ def talk(monkeypatch: pytest.MonkeyPatch) -> Iterator[Talk]:
     engines: list[Engine] = []
 
     def run(
-        lines: list[Any], *replies: str, opening: str = "none", context: int = 4096, **options: Any
+        lines: list[Any],
+        *replies: str,
+        opening: str = "none",
+        context: int = 4096,
+        on_step: Callable[[int], None] | None = None,
+        **options: Any,
     ) -> tuple[str, Repl]:
         made = tokenizer(chat_template(opening))
         scripts = [made.encode(r, add_special_tokens=False) for r in replies or ("ok",)]
-        model = Scripted(scripts, eos=made.convert_tokens_to_ids("<|im_end|>"), context=context)
+        model = Scripted(scripts, eos=made.convert_tokens_to_ids("<|im_end|>"), context=context, on_step=on_step)
         engines.append(Engine(lambda: (model, made)))
         file = io.StringIO()
         monkeypatch.setattr(words, "err", Console(file=file, width=100, highlight=False, soft_wrap=True))
@@ -255,7 +261,8 @@ def test_the_system_prompt_can_be_set_and_removed(talk: Talk) -> None:
 @pytest.mark.parametrize(
     ("name", "value", "shown"),
     [("temperature", "0.3", "0.3"), ("top_k", "7", "7"), ("seed", "5", "5"), ("max_tokens", "9", "9"),
-     ("thinking", "off", "off"), ("thoughts", "show", "show"), ("max_tokens", "auto", "auto")],
+     ("thinking", "off", "off"), ("thoughts", "show", "show"), ("max_tokens", "auto", "auto"),
+     ("min_tokens", "6", "6"), ("sentence_end", "on", "on"), ("presence_penalty", "1.5", "1.5")],
 )  # fmt: skip
 def test_settings_can_be_changed_and_are_shown(talk: Talk, name: str, value: str, shown: str) -> None:
     out, _ = talk([f"/set {name} {value}", "/set"])
@@ -268,7 +275,8 @@ def test_settings_can_be_changed_and_are_shown(talk: Talk, name: str, value: str
      ("/set top_k many", "not a whole number"), ("/set seed", "takes a name and a value"),
      ("/set max_tokens 0", "max_tokens is 0"), ("/set thinking maybe", "one of on, off, auto"),
      ("/hlep", "Did you mean /help?"), ("/save", "takes a file name"), ("/load /no/such/file", "/no/such/file"),
-     ("/file /no/such/file", "cannot be read"), ("/file 'x", "quotes")],
+     ("/file /no/such/file", "cannot be read"), ("/file 'x", "quotes"), ("/file /dev/zero", "is no file"),
+     ("/set min_tokens -1", "min_tokens is -1"), ("/set sentence_end 7", "one of on, off")],
 )  # fmt: skip
 def test_mistakes_are_explained_and_end_nothing(talk: Talk, line: str, complaint: str) -> None:
     out, repl = talk([line, "one"], "a")
@@ -327,6 +335,73 @@ def test_a_thought_that_fills_the_budget_is_said_to_be_no_answer(talk: Talk) -> 
     )
     assert "before an answer came" in out
     assert contents(repl) == ["one", "a"]
+
+
+def test_settings_reach_the_answer(talk: Talk) -> None:
+    _, repl = talk(["/set min_tokens 5", "one"], "a")
+    assert len(contents(repl)[1]) > 1, "the end token is held back"
+    out, repl = talk(
+        ["/set max_tokens 40", "/set sentence_end on", "one"], "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa. bbbbbb"
+    )
+    assert contents(repl)[1].endswith("a.")
+    assert "cut off" in out
+
+
+def breaks(step: int, times: int) -> Callable[[int], None]:
+    """A failed read at the given token of a reply, so many times."""
+    left = [times]
+
+    def on_step(i: int) -> None:
+        if i == step and left[0]:
+            left[0] -= 1
+            raise ReadFailed("layer 3, expert 7: got 5 of 9 bytes")
+
+    return on_step
+
+
+def test_a_failed_read_in_an_answer_is_reported_and_the_question_can_be_asked_again(talk: Talk) -> None:
+    out, repl = talk(["one", "two", "/history", "/retry", "three"], "abc", on_step=breaks(2, 1))
+    assert "layer 3, expert 7" in out
+    assert contents(repl) == ["two", "abc", "one", "abc", "three", "abc"] or contents(repl)[0] == "two"
+    out, repl = talk(["one", "/retry"], "abc", on_step=breaks(2, 1))
+    assert contents(repl) == ["one", "abc"]
+
+
+def test_an_answer_that_is_stopped_early_leaves_no_question_twice(talk: Talk) -> None:
+    """The model thinks past its budget: no answer. An edited question is asked again, an old answer stays."""
+    steps = ["/set max_tokens 4", "/edit", "uno", "/set max_tokens auto", "/retry"]
+    _, repl = talk(["one", *steps], "a</think>b", "hm hm hm hm</think>c", "d</think>e", opening="always")
+    assert contents(repl) == ["uno", "e"]
+    steps = ["/set max_tokens 4", "/retry", "/set max_tokens auto", "/retry"]
+    out, repl = talk(["one", *steps], "a</think>b", "hm hm hm hm</think>c", "d</think>e", opening="always")
+    assert "the old one is kept" in out
+    assert contents(repl) == ["one", "e"]
+
+
+def test_a_file_waits_while_its_message_is_refused(talk: Talk, tmp_path: Path) -> None:
+    (tmp_path / "notes").write_text("milk")
+    _, repl = talk([f"/file {tmp_path}/notes", "word " * 60, "short"], "a", context=180)
+    assert contents(repl)[0] == "notes:\n```\nmilk\n```\n\nshort"
+
+
+def test_a_file_of_another_model_or_a_damaged_one_ends_the_command_and_stays_as_it_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Models that differ in nothing but their weights are told apart."""
+    one, other = (
+        make_checkpoint(tmp_path / f"model{seed}", "qwen3_next", tokenizer=True, seed=seed) for seed in (0, 1)
+    )
+    file = tmp_path / "talk"
+    options = ["Hi", "--session", str(file), "--max-tokens", "3", "--quiet"]
+    assert run(app, ["chat", str(one), *options]) == 0
+    saved = file.read_bytes()
+    assert run(app, ["chat", str(other), *options]) == 1
+    assert f"{file} was saved with another model" in capsys.readouterr().err
+    assert file.read_bytes() == saved
+    file.write_bytes(damaged := saved[:-7])
+    assert run(app, ["chat", str(one), *options]) == 1
+    assert str(file) in capsys.readouterr().err
+    assert file.read_bytes() == damaged
 
 
 def test_quiet_shows_answers_only(talk: Talk) -> None:

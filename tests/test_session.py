@@ -6,6 +6,7 @@ import asyncio
 import json
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,9 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from talkers import Scripted, chat_template, fresh_logits, random_model, tokenizer
+from tiny import make_checkpoint
 
+from swiftlet_mlx import load
 from swiftlet_mlx.completion import Ask, Completions
 from swiftlet_mlx.engine import Engine
 from swiftlet_mlx.errors import (
@@ -24,6 +27,7 @@ from swiftlet_mlx.errors import (
     GenerationFailed,
     MessageError,
     OptionError,
+    ReadFailed,
     SamplingError,
     SessionBusy,
     SessionFileError,
@@ -33,6 +37,7 @@ from swiftlet_mlx.events import Finish, TextDelta, ThinkingDelta
 from swiftlet_mlx.sampling import Sampling
 from swiftlet_mlx.session import Session, Turn
 
+SMALLEST = 0.0004  # GB: the experts of one token of the tiny checkpoint, a layer at a time
 GREEDY = Ask(sampling=Sampling(), max_tokens=6)
 LONG = "You are a helpful assistant. " * 16
 
@@ -163,6 +168,59 @@ def test_a_turn_can_be_read_in_a_loop_of_asyncio(opened: Callable[..., Session])
 
     assert asyncio.run(ask()) == "Hello"
     assert session.messages[-1]["content"] == "Hello"
+
+
+@pytest.mark.parametrize("how", ["break", "cancel"])
+def test_a_task_that_stops_listening_stops_the_answer(opened: Callable[..., Session], how: str) -> None:
+    """As when a web client goes away: what it was given is kept, and the engine is free."""
+    session = opened(scripted("word " * 300, on_step=lambda _: time.sleep(0.002)))
+
+    async def listen(turn: Turn) -> None:
+        async for event in turn:
+            if how == "break" and isinstance(event, TextDelta):
+                break
+
+    async def main() -> None:
+        task = asyncio.create_task(listen(turn := session.send("Hi", max_tokens=2000)))
+        while not turn.text:
+            await asyncio.sleep(0.002)
+        if how == "cancel":
+            task.cancel()
+        await asyncio.wait([task])
+        while not turn.done:
+            await asyncio.sleep(0.002)
+
+    asyncio.run(main())
+    assert session.messages[1]["content"].startswith("w")
+    assert len(session.messages[1]["content"]) < 1500
+    assert talk(session, "Hi again", max_tokens=3).finish == Finish("length")
+
+
+def test_a_turn_stopped_by_one_thread_while_another_reads_it_is_kept_in_order(opened: Callable[..., Session]) -> None:
+    """A window: one thread shows the answer, the main one stops it and asks the next question at once."""
+    story = " ".join(str(i) for i in range(400))
+    session = opened(scripted(story, on_step=lambda _: time.sleep(0.0002)))
+    for n in range(12):
+        turn = session.send("Tell me", max_tokens=2000)
+        reader = threading.Thread(target=list, args=(turn,))
+        reader.start()
+        while len(turn.text) < 40:
+            time.sleep(0.0005)
+        session.cancel()
+        talk(session, "Stop", max_tokens=3)
+        reader.join()
+        assert [m["role"] for m in session.messages] == ["user", "assistant"] * 2 * (n + 1)
+        assert story.startswith(session.messages[-3]["content"])
+        assert len(session.messages[-3]["content"]) >= 40
+
+
+def test_penalties_count_the_whole_reply_and_the_end_waits_for_the_minimum(opened: Callable[..., Session]) -> None:
+    session = opened(scripted("a" * 300))
+    said = talk(session, "Hi", max_tokens=120, frequency_penalty=2.0, min_tokens=120)
+    assert said.statistics is not None
+    counts = Counter(said.statistics.ids)
+    assert len(said.statistics.ids) == 120
+    assert max(counts.values()) <= 11, "20 of logit is 10 repeats, however long ago they were"
 
 
 def test_a_session_stands_on_an_engine_that_others_use_too() -> None:
@@ -343,6 +401,51 @@ def test_cancelling_frees_the_engine_within_a_second(opened: Callable[..., Sessi
     started = time.perf_counter()
     turn.close()
     assert time.perf_counter() - started < 1.0
+
+
+@pytest.mark.parametrize("when", ["prompt", "reply"])
+def test_a_failed_read_of_an_expert_costs_that_turn_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    """A streamed model with the smallest pool, so that every token reads; the next answer is as if nothing had been."""
+    model, words = load(make_checkpoint(tmp_path / "model", tokenizer=True), cache_gb=SMALLEST)
+    failing = [False]
+    whole = model.pools.source.read
+
+    def read(layer: int, *args: Any) -> Any:
+        if failing[0] and layer == 2:
+            raise ReadFailed("layer 2, expert 5: wanted 9 bytes, got 4")
+        return whole(layer, *args)
+
+    monkeypatch.setattr(model.pools.source, "read", read)
+    ask = Ask(sampling=Sampling(min_tokens=20), max_tokens=20)
+    with Session(model, words, ask=ask) as session:
+        talk(session, "Hi")
+        before = session.messages
+        turn = session.send("And then?") if when == "reply" else None
+        heard = []
+        with pytest.raises(ReadFailed, match="layer 2, expert 5"):  # noqa: PT012 - it may fail at either place
+            failing[0] = when == "prompt"
+            for event in turn or session.send("And then?"):
+                heard.append(event)
+                failing[0] |= isinstance(event, TextDelta)
+        failing[0] = False
+        assert any(isinstance(e, TextDelta) for e in heard) == (when == "reply")
+        assert session.messages == before
+        assert session.engine.state == "ready"
+        assert_same(session)
+        again = talk(session, "And then?").text
+        session.engine.call(session.engine.store.clear).result()
+        assert talk(Session(session.completions, messages=before, ask=ask), "And then?").text == again
+
+
+def test_the_same_seed_gives_the_same_text_at_any_pool_size(tmp_path: Path) -> None:
+    folder = make_checkpoint(tmp_path / "model", tokenizer=True)
+    texts = set()
+    for size in (SMALLEST, 1.0):
+        with Session(*load(folder, cache_gb=size), ask=Ask(max_tokens=30)) as session:
+            texts.add(talk(session, "Hi", temperature=1.5, seed=7, min_tokens=30).text)
+    assert len(texts) == 1
 
 
 # ---- what need not be read again ------------------------------------------------------------------------------------

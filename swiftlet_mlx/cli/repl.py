@@ -27,9 +27,9 @@ from .lines import Lines
 MAX_FILE_BYTES = 1_000_000
 SETTINGS = (
     "temperature", "top_p", "top_k", "min_p", "seed", "presence_penalty", "frequency_penalty", "repetition_penalty",
-    "max_tokens", "thinking", "thoughts",
+    "min_tokens", "max_tokens", "sentence_end", "thinking", "thoughts",
 )  # fmt: skip
-WHOLE = ("top_k", "seed", "max_tokens")
+WHOLE = ("top_k", "seed", "min_tokens", "max_tokens")
 
 
 class Repl:
@@ -114,7 +114,8 @@ class Repl:
             return self._obey(text)
         except SwiftletError as error:
             words.warn(str(error))
-        except KeyboardInterrupt:  # in a command; one in an answer has been dealt with there
+        except KeyboardInterrupt:  # in a command, or again while an answer is being ended
+            self.session.cancel()
             self._interrupted = True
             words.say("\nstopped")
         return True
@@ -131,27 +132,32 @@ class Repl:
                 )
                 return True
             return command(rest.strip()) is not False
-        self.ask(self._with_files(text))
+        self.ask(text)
         return True
 
     # ---- answers -------------------------------------------------------------------------------------------------
 
     def ask(self, text: str) -> bool:
-        """Send a message and show the answer.
+        """Send a message, with the files that wait to go before it, and show the answer.
 
         Returns:
             False if it was interrupted.
         """
+        return self._send("".join(self._attached) + text)
+
+    def _send(self, text: str) -> bool:
         return self._answer(lambda: self.session.send(text), text)
 
-    def _answer(self, begin: Callable[[], Turn], text: str) -> bool:
+    def _answer(self, begin: Callable[[], Turn], question: str = "") -> bool:
+        """Show an answer; without one, a question that was sent anew is what /retry asks."""
+        self._taken_back = question
         try:
             turn = begin()
         except ContextFull as error:
             if not self._may_drop(error):
                 raise
-            return self._answer(begin, text)
-        self._taken_back = ""
+            return self._answer(begin, question)
+        self._attached.clear()
         interrupted = False
         with self._screen() as screen:
             try:
@@ -160,7 +166,7 @@ class Repl:
             except KeyboardInterrupt:
                 turn.close()
                 interrupted = self._interrupted = True
-        self._report(turn, text)
+        self._report(turn)
         if self._lines.interactive:
             self.session.prepare()
         return not interrupted
@@ -180,14 +186,16 @@ class Repl:
         self.session.drop_oldest()
         return True
 
-    def _report(self, turn: Turn, text: str) -> None:
+    def _report(self, turn: Turn) -> None:
         self._turns += 1
         reason = turn.finish.reason if turn.finish is not None else None
         kept = bool(turn.text or turn.tool_calls or reason == "stop")
+        if kept:
+            self._taken_back = ""
         if not kept:
-            self._taken_back = text
             why = "stopped" if reason == "cancelled" else "cut off"
-            words.say(f"{why} before an answer came; the question is taken back (/retry asks it again)")
+            what = "the question is taken back (/retry asks it again)" if self._taken_back else "the old one is kept"
+            words.say(f"{why} before an answer came; {what}")
         elif reason == "cancelled":
             words.say("stopped; what was said so far is kept")
         elif reason == "length":
@@ -237,10 +245,9 @@ class Repl:
     def _do_retry(self, _: str) -> None:
         """/retry: answer the last question again"""
         if self._taken_back:
-            self.ask(self._taken_back)
+            self._send(self._taken_back)
         else:
-            question = self._questions()[-1:]
-            self._answer(self.session.regenerate, question[0][1] if question else "")
+            self._answer(self.session.regenerate)
 
     def _do_edit(self, number: str) -> None:
         """/edit [N]: change question N (the last one), drop what follows, answer it"""
@@ -259,7 +266,7 @@ class Repl:
             words.say("unchanged")
             return
         self.session.edit(place, new)
-        self._answer(self.session.regenerate, new)
+        self._send(self.session.undo())
 
     def _do_history(self, _: str) -> None:
         """/history: the questions so far, numbered for /edit"""
@@ -298,6 +305,7 @@ class Repl:
         sampling = ask.sampling or self.session.completions.defaults(thinking=self.session.completions.thinks(ask))
         values = {n: getattr(sampling, n, None) for n in SETTINGS} | {
             "max_tokens": ask.max_tokens,
+            "sentence_end": "on" if ask.sentence_end else "off",
             "thinking": {True: "on", False: "off", None: "auto"}[ask.thinking],
             "thoughts": "fold" if self._fold else "show",
         }
@@ -312,6 +320,8 @@ class Repl:
             raise OptionError("/file takes a path; put it in quotes if it has spaces.") from None
         path = Path(name).expanduser()
         try:
+            if path.exists() and not path.is_file():
+                raise OptionError(f"{path} is no file.")  # a device or a pipe may have no end
             if path.stat().st_size > MAX_FILE_BYTES:
                 raise OptionError(f"{path} is larger than {words.size(MAX_FILE_BYTES)}.")
             content = path.read_text(encoding="utf-8")
@@ -321,7 +331,7 @@ class Repl:
         words.say(f"{path.name}: {n_tokens:,} tokens, to be sent with the next message")
         self._attached.append(f"{path.name}:\n{_fenced(content)}\n\n")
         if rest:
-            self.ask(self._with_files(" ".join(rest)))
+            self.ask(" ".join(rest))
 
     def _do_stats(self, _: str) -> None:
         """/stats: figures of this conversation"""
@@ -352,10 +362,6 @@ class Repl:
     def _questions(self) -> list[tuple[int, str]]:
         return [(i, str(m["content"])) for i, m in enumerate(self.session.messages) if m["role"] == "user"]
 
-    def _with_files(self, text: str) -> str:
-        attached, self._attached = "".join(self._attached), []
-        return attached + text
-
     def _path(self, name: str, command: str) -> Path:
         if not name:
             raise OptionError(f"/{command} takes a file name.")
@@ -370,6 +376,10 @@ class Repl:
             self._fold = _choice(name, value, {"fold": True, "show": False})
         elif name == "thinking":
             self.session.ask = replace(ask, thinking=_choice(name, value, {"on": True, "off": False, "auto": None}))
+        elif name == "sentence_end":
+            self.session.ask = replace(
+                ask, sentence_end=_choice(name, value, {"on": True, "off": False, "auto": False})
+            )
         elif name == "max_tokens":
             self.session.ask = replace(ask, max_tokens=None if value == "auto" else int(_number(name, value)))
         else:
