@@ -36,7 +36,11 @@ from .reader import IO, IO_THREADS, CheckpointSource, ContainerSource, open_sour
 from .units import size
 
 SHIM = "swiftlet_mlx_model.py"
+# Models whose forward pass builds a graph and evaluates nothing of it, as read in mlx-lm 0.32.2.
+GRAPH_ONLY = {f"mlx_lm.models.{name}" for name in ("qwen3_next", "qwen3_5", "qwen3_5_moe", "qwen3_moe")}
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
+# What mlx-lm's constructors raise over a config.json with impossible values.
+CONFIG_FAULTS = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, AssertionError)
 _LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 
 
@@ -126,9 +130,9 @@ def load_streamed(
             model_config=overrides,
             get_model_classes=lambda config: builder.classes(stock or get_model_classes(config)),
         )
-    except (ValueError, KeyError, TypeError) as error:
+    except CONFIG_FAULTS as error:
         builder.close()
-        raise _explain(folder, config, error) from error
+        raise explained(folder, config, error) from error
     except BaseException:
         builder.close()
         raise
@@ -142,7 +146,8 @@ def load_text(
 
     Raises:
         ModelNotFound: if the folder has no tokenizer.
-        ConfigError: if generation_config.json is not readable; a truncated one would silently lose stop tokens.
+        ConfigError: if tokenizer files or generation_config.json cannot be read; a truncated one of the latter would
+            silently lose stop tokens.
     """
     if not has_tokenizer(folder):
         raise ModelNotFound(
@@ -152,7 +157,14 @@ def load_text(
     extra = {**(tokenizer_config or {})}
     if trust:
         extra.setdefault("trust_remote_code", True)
-    return load_tokenizer(folder, extra, eos_token_ids=eos_ids(folder, config) or None)
+    ends = eos_ids(folder, config)
+    try:
+        return load_tokenizer(folder, extra, eos_token_ids=ends or None)
+    except Exception as error:  # the tokenizers library raises bare ones
+        raise ConfigError(
+            f"{folder}: the tokenizer cannot be loaded ({error}). Copy tokenizer.json, tokenizer_config.json and "
+            "config.json again from the model's page"
+        ) from error
 
 
 def has_tokenizer(folder: Path) -> bool:
@@ -223,6 +235,12 @@ class _Builder:
                 # what mlx-lm globbed is replaced by what index and headers say; all of it is still lazy
                 weights = builder.dense_weights()
                 return super().sanitize(weights) if hasattr(stock_model, "sanitize") else weights
+
+            if stock_model.__module__ in GRAPH_ONLY:
+
+                def __call__(self, *args: Any, **kwargs: Any) -> Any:
+                    with self.pools.building():
+                        return super().__call__(*args, **kwargs)
 
         Model.__module__ = stock_model.__module__
         return Model, stock_args
@@ -307,7 +325,7 @@ def _classes_in(folder: Path, config: dict[str, Any]) -> tuple[type[nn.Module], 
     return module.Model, module.ModelArgs
 
 
-def _explain(folder: Path, config: dict[str, Any], error: Exception) -> ConfigError | StreamingUnsupported:
+def explained(folder: Path, config: dict[str, Any], error: Exception) -> ConfigError | StreamingUnsupported:
     """mlx-lm's complaint, with where to look. Missing output weights get both places of the tie flag."""
     text = str(error)
     if "not supported" in text:
@@ -324,4 +342,8 @@ def _explain(folder: Path, config: dict[str, Any], error: Exception) -> ConfigEr
             f"{folder}: lm_head.weight is missing and the embeddings are not tied ({shown}). If the model ties them, "
             "set the flag to true; otherwise download the missing file"
         )
-    return ConfigError(f"{folder}: config and tensors do not fit: {text}")
+    if not isinstance(error, ValueError):
+        text = f"mlx-lm cannot build the model from config.json ({type(error).__name__}: {text})"
+    else:
+        text = f"config and tensors do not fit: {text}"
+    return ConfigError(f"{folder}: {text}. Copy config.json again from the model's page, or convert the model again")

@@ -3,15 +3,19 @@
     A slot is overwritten only when no unevaluated graph can read it.
 
 Whatever a streamed layer returned last is evaluated together with the next router choice (`read_back`, `choice`),
-before any slot changes hands. Only the thread that owns the model may call anything here but `ask_for` and `limit`;
+before any slot changes hands. In the other direction: what reads a slot is not evaluated before the slot is filled.
+While a model builds the graph of a step and evaluates nothing (`building`), a layer's reads may therefore go on behind
+its back until the next read-back. Only the thread that owns the model may call anything here but `ask_for` and `limit`;
 read threads touch bytes alone. Residency belongs to one model instance: two models in one process share nothing.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, wait
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from concurrent.futures import wait as wait_for
+from contextlib import contextmanager
 from itertools import chain
 from queue import SimpleQueue
 from typing import Any, TypeVar
@@ -36,20 +40,21 @@ PREFETCH_BYTES = 8 << 20  # the same in the background: a prompt that arrives wa
 
 
 class Reads:
-    """The reads of one layer call. All but the last run on the read threads; the last is left to the engine thread,
-    which would only wait, and a single miss costs no change of threads."""
+    """The reads of one layer call."""
 
-    __slots__ = ("claims", "done", "pool", "results")
+    __slots__ = ("begun", "claims", "done", "pool", "results")
 
     def __init__(self, pool: SlotPool, claims: list[tuple[int, int]]) -> None:
         self.pool = pool
         self.claims = claims  # (expert, slot)
         self.results: list[tuple[int, int, int, list[bytearray] | None, BaseException | None]] = []
+        self.begun: SimpleQueue[None] = SimpleQueue()
         self.done: SimpleQueue[None] = SimpleQueue()
 
     def read(self, source: ExpertSource, expert: int, slot: int) -> None:
         """Fill a slot, or a staging buffer where the device does not see host writes. On any thread."""
         pool, n, staging, error = self.pool, 0, None, None
+        self.begun.put(None)
         try:
             if pool.direct:
                 n = source.read(pool.table.layer, expert, [pool.rows(slot)])
@@ -120,6 +125,7 @@ class Pools:
         self._threads = threads
         self._readers: list[mx.array] = []
         self._open: Reads | None = None
+        self._building = False
         self._wanted = self._size = self.nbytes  # asked for, and what the pools were last set to
         self._limit: int | None = None
         self._changed = False
@@ -154,11 +160,23 @@ class Pools:
     def hold(self, output: mx.array) -> None:
         """Remember an array whose graph reads slots, so that the next `read_back` evaluates it first."""
         if output.nbytes > HOLD_BYTES:
+            self.wait()
             mx.eval(output)
         else:
             self._readers.append(output)
 
+    @contextmanager
+    def building(self) -> Iterator[None]:
+        """Around code that builds the graph of a step and evaluates none of it but through the read-backs here."""
+        self._building = True
+        try:
+            yield
+        finally:
+            self._building = False
+            self.wait()
+
     def _evaluate(self, indices: mx.array) -> None:
+        self.wait()
         if self._prefetching:
             self._end_prefetch()
         mx.eval(indices, *self._readers)
@@ -175,12 +193,11 @@ class Pools:
         Raises:
             ReadFailed: the first failure, after every other read of this call has ended.
         """
-        reads = self.begin(self.layers[layer], experts)
-        if reads is not None:
-            self.finish(reads)
+        self.begin(self.layers[layer], experts)
+        self.wait()
 
     def begin(self, pool: SlotPool, experts: Sequence[int]) -> Reads | None:
-        """Start the reads of those that are missing; None if none is. `finish` must follow."""
+        """Start the reads of those that are missing; None if none is. `wait` must follow."""
         if self._readers:
             raise RuntimeError("a slot would be overwritten while an unevaluated graph may read it")
         if self._open is not None:
@@ -197,18 +214,27 @@ class Pools:
         before = len(pool.policy.residents)
         reads = self._open = Reads(pool, pool.claim(experts))
         stats.evictions += before - len(pool.policy.residents)
-        for expert, slot in reads.claims[:-1]:
+        for expert, slot in reads.claims:
             self._threads.post(reads.read, self.source, expert, slot)
+        for _ in range(min(len(reads.claims), self._threads.count)):
+            reads.begun.get()  # once in the system's hands a read needs no turn with Python any more
         return reads
 
-    def finish(self, reads: Reads) -> None:
-        """Read the last expert, wait for the others and enter them all into the slot table.
+    def may_wait_later(self, indices: mx.array) -> bool:
+        """Whether a layer may go on building on slots that are still being filled: one token a sequence, so that
+        nothing is evaluated in chunks, and slots that keep their arrays when they are filled."""
+        return self._building and indices.ndim == 3 and indices.shape[1] == 1 and self.direct
+
+    def wait(self) -> None:
+        """Wait for the reads under way, if any, and enter them into the slot table.
 
         Raises:
             ReadFailed: the first failure; the slots of failed reads are given back empty.
         """
+        reads = self._open
+        if reads is None:
+            return
         start = time.perf_counter()
-        reads.read(self.source, *reads.claims[-1])
         while len(reads.results) < len(reads.claims):
             reads.done.get()
         self.stats.wait_seconds += time.perf_counter() - start
@@ -226,6 +252,7 @@ class Pools:
             pool.settle(expert, slot, ok=error is None)
             failure = failure or error
         if failure is not None:
+            self._readers.clear()  # what was built on the slots that failed is nobody's
             raise failure
 
     def _recover(self, reads: Reads) -> None:
@@ -322,7 +349,7 @@ class Pools:
             if pool.n_slots == count and pool.direct:
                 runs += [_Run(pool, r) for r in neighbours(pool.claim(range(count)), FILL_BYTES // pool.table.stride)]
         futures = [self.submit(run.read, self.source) for run in runs]
-        wait(futures)
+        wait_for(futures)
         for run in runs:
             self.stats.reads += run.read_bytes > 0
             self.stats.read_bytes += run.read_bytes

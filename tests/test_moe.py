@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import gc
+import importlib
+import inspect
+import time
 import weakref
 from collections.abc import Callable
 from functools import cache
@@ -17,7 +20,7 @@ from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import load_model
 from tiny import make_checkpoint
 
-from swiftlet_mlx import memory, pools
+from swiftlet_mlx import loader, memory, pools
 from swiftlet_mlx.checkpoint import open_checkpoint
 from swiftlet_mlx.errors import StreamingUnsupported
 from swiftlet_mlx.loader import load_streamed
@@ -186,9 +189,9 @@ def test_a_large_output_is_evaluated_at_once_instead_of_being_kept(
 def test_reads_are_issued_before_the_shared_expert_is_evaluated(folders: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     model = streamed(folders("qwen3_next"), 2)
     order: list[str] = []
-    begin, finish, start = model.pools.begin, model.pools.finish, Ahead.start
+    begin, settle, start = model.pools.begin, model.pools._settle, Ahead.start
     monkeypatch.setattr(model.pools, "begin", lambda *a: (order.append("issue"), begin(*a))[1])
-    monkeypatch.setattr(model.pools, "finish", lambda reads: (order.append("wait"), finish(reads))[1])
+    monkeypatch.setattr(model.pools, "_settle", lambda reads: (order.append("wait"), settle(reads))[1])
     monkeypatch.setattr(Ahead, "start", lambda self, x: (order.append("shared"), start(self, x))[1])
     decode(model, TOKENS[:1])
     assert order == ["issue", "shared", "wait"] * 3
@@ -357,3 +360,97 @@ def test_streamed_layers_survive_what_mlx_lm_does_to_modules(folders: Any) -> No
     assert all(isinstance(block.switch_mlp, Streamed) for block in blocks(model))
     assert all(set(p.slots) - {EMPTY} for p in model.pools.layers.values())
     model.pools.close()
+
+
+# ---- building on while experts are read ------------------------------------------------------------------------------
+
+
+def slow(model: Any, seconds: float = 0.01) -> None:
+    """Reads that take their time and leave garbage in the slot until they are done."""
+    inner = model.pools.source.read
+
+    def read(layer: int, first: int, rows: Any) -> int:
+        for row in rows:
+            for view in row:
+                view[:] = b"\x7f" * len(view)
+        time.sleep(seconds)
+        return int(inner(layer, first, rows))
+
+    model.pools.source.read = read
+
+
+def note_reads_under_way(model: Any, monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Whether reads were under way, each time a layer's graph was built."""
+    noted: list[bool] = []
+    lookup = SlotPool.lookup_few
+
+    def noting(pool: SlotPool, *given: Any) -> mx.array:
+        noted.append(model.pools._open is not None)
+        return lookup(pool, *given)
+
+    monkeypatch.setattr(SlotPool, "lookup_few", noting)
+    return noted
+
+
+def test_a_model_builds_on_while_its_experts_are_read_and_evaluates_nothing_before(
+    folders: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = folders("qwen3_next")
+    model = streamed(folder, 2)
+    slow(model)
+    open_at_build = note_reads_under_way(model, monkeypatch)
+    assert same(decode(model), decode(load_model(folder)[0]))
+    assert any(open_at_build), "nothing was built while experts were read"
+    assert model.pools._open is None
+    model.pools.close()
+
+
+def test_the_last_layers_experts_have_arrived_when_the_model_returns(folders: Any) -> None:
+    folder = folders("qwen3_next")
+    model, plain = streamed(folder, 2), load_model(folder)[0]
+    slow(model)
+    for token in TOKENS:
+        got = model(mx.array([[token]]))
+        assert model.pools._open is None
+        assert same([got], [plain(mx.array([[token]]))])
+    model.pools.close()
+
+
+def test_a_block_called_on_its_own_waits_for_its_experts(folders: Any) -> None:
+    folder = folders("qwen3_next")
+    model, plain = streamed(folder, 2), load_model(folder)[0]
+    slow(model)
+    x = mx.random.normal((1, 1, 64))
+    assert same([blocks(model)[1](x)], [blocks(plain)[1](x)])
+    model.pools.close()
+
+
+def test_a_batch_whose_output_is_too_large_to_hold_waits_for_its_experts(
+    folders: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pools, "HOLD_BYTES", 100)
+    folder = folders("qwen3_next")
+    model = streamed(folder, 3)
+    slow(model)
+    ids = mx.array([[t] for t in (3, 4)])
+    assert same([model(ids)], [load_model(folder)[0](ids)])
+    model.pools.close()
+
+
+def test_models_that_may_evaluate_on_their_way_do_not_build_on(folders: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loader, "GRAPH_ONLY", set())
+    folder = folders("qwen3_next")
+    model = streamed(folder, 2)
+    slow(model)
+    open_at_build = note_reads_under_way(model, monkeypatch)
+    assert same(decode(model), decode(load_model(folder)[0]))
+    assert not any(open_at_build)
+    model.pools.close()
+
+
+def test_what_mlx_lm_builds_of_these_models_is_a_graph_and_nothing_else() -> None:
+    for name in loader.GRAPH_ONLY:
+        module = importlib.import_module(name)
+        source = inspect.getsource(module)
+        for word in ("mx.eval", "async_eval", ".item()", ".tolist()", "np.array"):
+            assert word not in source, (name, word)

@@ -171,20 +171,26 @@ def test_a_file_replaced_while_open_goes_on_being_the_old_one(
     model.pools.close()
 
 
-def test_a_call_broken_off_between_begin_and_finish_loses_no_slot(model: Any, expected: list[mx.array]) -> None:
+def test_a_call_broken_off_while_it_reads_loses_no_slot(model: Any, expected: list[mx.array]) -> None:
     pools = model.pools
-    finish, calls = pools.finish, []
+    begin, calls = pools.begin, []
 
-    def interrupted(reads: Any) -> None:
-        calls.append(reads)
+    def interrupted(*given: Any) -> Any:
+        begin(*given)
+        calls.append(given)
         if len(calls) == 5:
             raise KeyboardInterrupt
-        finish(reads)
 
-    pools.finish = interrupted
+    pools.begin = interrupted
+
+    def layers() -> None:
+        for layer in (0, 1, 2, 3, 0):
+            pools.load(layer, [n % 8 for n in (len(calls), len(calls) + 3)])
+
     with pytest.raises(KeyboardInterrupt):
-        decode(model)
-    pools.finish = finish
+        layers()
+    pools.begin = begin
+    assert pools._open is not None
     assert equal(decode(model), expected)
     check_table(model)
 
