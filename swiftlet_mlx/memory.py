@@ -184,13 +184,12 @@ def kv_bytes_per_token(config: Mapping[str, Any], shape: ModelConfig) -> int:
     """What a token adds to the caches of the attention layers, in 16 bits; compressed caches (MLA) as they are."""
     text = text_config(config)
     attention = shape.layer_count - sum(shape.linear_layers)
-    latent = text.get("kv_lora_rank")
-    if isinstance(latent, int):
-        return attention * 2 * (latent + int(text.get("qk_rope_head_dim") or 0))
-    heads = int(text.get("num_key_value_heads") or text.get("num_attention_heads") or 0)
-    width = int(text.get("head_dim") or 0)
-    if not width:
-        width = int(text.get("hidden_size") or 0) // max(1, int(text.get("num_attention_heads") or 1))
+    latent = _count(text, "kv_lora_rank")
+    if latent:
+        return attention * 2 * (latent + _count(text, "qk_rope_head_dim"))
+    all_heads = _count(text, "num_attention_heads")
+    heads = _count(text, "num_key_value_heads") or all_heads
+    width = _count(text, "head_dim") or _count(text, "hidden_size") // max(1, all_heads)
     return attention * 2 * heads * width * 2
 
 
@@ -198,6 +197,12 @@ def prefill_bytes(config: Mapping[str, Any], top_k: int) -> int:
     """What a pass over a prompt has alive at once beside the slots: hidden states, and each choice's inputs, inner
     activations and results, in 32 bits where they are added up."""
     text = text_config(config)
-    hidden = int(text.get("hidden_size") or 0)
-    inner = int(text.get("moe_intermediate_size") or text.get("intermediate_size") or 0)
+    hidden = _count(text, "hidden_size")
+    inner = _count(text, "moe_intermediate_size") or _count(text, "intermediate_size")
     return PASS_TOKENS * (8 * 4 * hidden + max(1, top_k) * (3 * hidden + 3 * inner) * 2)
+
+
+def _count(text: Mapping[str, Any], key: str) -> int:
+    """A number of config.json, 0 where it gives none that can be meant."""
+    value = text.get(key)
+    return value if type(value) is int and 0 < value < 1 << 32 else 0

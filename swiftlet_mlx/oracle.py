@@ -20,9 +20,11 @@ from mlx_lm.utils import load_model
 from numpy.typing import NDArray
 
 from ._compat import SwitchGLU, SwitchMLP
+from .checkpoint import open_checkpoint
 from .config import for_mlx_lm, read_config
 from .errors import OptionError, StreamingUnsupported
-from .loader import load_streamed
+from .loader import CONFIG_FAULTS, explained, load_streamed
+from .qpack import is_container
 
 Trace = list[NDArray[np.float32]]  # each layer's output [T, H], then the logits [T, V]
 
@@ -73,11 +75,12 @@ def compare(
         warn: Called with remarks about the files.
 
     Raises:
-        OptionError: for an empty prompt.
+        OptionError: for an empty prompt, or a source that is a container.
         SwiftletError: a model cannot be loaded.
     """
     if not ids or n_tokens < 1:
         raise OptionError("the oracle needs at least one prompt token and one token to generate")
+    check_source(source)
     streamed, _ = load_streamed(model, cache_gb=cache_gb, warn=warn)
     text = _greedy(streamed, list(ids), n_tokens)
     found = _trace(streamed, text, "streamed", progress)
@@ -85,7 +88,11 @@ def compare(
     del streamed
     mx.clear_cache()
 
-    stock, _ = load_model(source, lazy=True, model_config=for_mlx_lm(read_config(source)))
+    config = read_config(source)
+    try:
+        stock, _ = load_model(source, lazy=True, model_config=for_mlx_lm(config))
+    except CONFIG_FAULTS as error:
+        raise explained(source, config, error) from error
     expected = _trace(stock, text, "stock mlx-lm", progress)
     if len(expected) != len(found) or any(a.shape != b.shape for a, b in zip(found, expected, strict=True)):
         raise StreamingUnsupported(
@@ -101,6 +108,21 @@ def compare(
         logits=differences[-1],
         first_difference=wrong[0] - len(ids) if wrong else None,
     )
+
+
+def check_source(source: Path) -> None:
+    """Refuse, before anything is loaded, a source that stock mlx-lm cannot load.
+
+    Raises:
+        OptionError: for a container, which stock mlx-lm does not know.
+        SwiftletError: for a checkpoint that is not whole.
+    """
+    if is_container(source):
+        raise OptionError(
+            f"{source} is a container; --source is the MLX checkpoint folder that it was made from, for example a "
+            "download of `hf download ORG/NAME`"
+        )
+    open_checkpoint(source)
 
 
 def _greedy(model: nn.Module, text: list[int], n_tokens: int) -> list[int]:

@@ -29,8 +29,10 @@ from swiftlet_mlx.errors import (
     OptionError,
     RawCheckpoint,
     StreamingUnsupported,
+    SwiftletError,
 )
 from swiftlet_mlx.loader import load_streamed
+from swiftlet_mlx.oracle import compare
 
 IDS = mx.array([[1, 5, 9, 42, 7, 99, 3, 17]])
 
@@ -307,6 +309,30 @@ def test_a_folder_without_tokenizer_says_what_to_do(folder: Path) -> None:
         (folder / name).unlink()
     with pytest.raises(ModelNotFound, match="--ids"):
         load(folder)
+
+
+@pytest.mark.parametrize("value", [0, -1, "x", None, 1 << 62])
+@pytest.mark.parametrize("key", ["hidden_size", "moe_intermediate_size", "vocab_size", "num_key_value_heads"])
+def test_an_impossible_number_in_the_config_is_an_error_of_ours(folder: Path, key: str, value: Any) -> None:
+    change_config(folder, lambda config: config["text_config"].update({key: value}))
+    with pytest.raises(SwiftletError, match="model"):
+        load_streamed(folder)
+
+
+def test_a_tokenizer_that_is_none_is_an_error_of_ours(folder: Path) -> None:
+    (folder / "tokenizer.json").write_text('{"a": ')
+    with pytest.raises(ConfigError, match=r"the tokenizer cannot be loaded .* Copy tokenizer\.json"):
+        load(folder)
+
+
+def test_the_oracle_refuses_what_stock_mlx_lm_cannot_load(folder: Path, tmp_path: Path) -> None:
+    container = tmp_path / "model.qpack"
+    repack_checkpoint(folder, container)
+    with pytest.raises(OptionError, match="is a container; --source is"):
+        compare(container, container, [1, 2, 3])
+    (folder / "model.safetensors").rename(folder / "weights.safetensors")
+    with pytest.raises(CheckpointError, match="is not there"):
+        compare(container, folder, [1, 2, 3])
 
 
 def test_code_in_a_model_folder_is_run_only_when_told_to(folder: Path, tmp_path: Path) -> None:
