@@ -264,7 +264,7 @@ def test_a_call_can_be_forced(xml: bool) -> None:
     opening = "f>" if xml else 'f", "arguments": '
     other = {"type": "function", "function": {"name": "other"}}
     template = chat_template("always", xml=xml)
-    with serving(scripted(rest, opening + rest, template=template, xml=xml)) as served:
+    with serving(scripted(rest.lstrip(), opening + rest, template=template, xml=xml)) as served:
         named = {"type": "function", "function": {"name": "f"}}
         for choice in (named, "required"):
             got = served.chat(tools=[TOOL, other], tool_choice=choice).json()["choices"][0]

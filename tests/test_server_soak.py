@@ -1,4 +1,4 @@
-"""Long runs against the real process: many clients for a minute, hundreds that leave. Nothing is lost, nothing grows."""
+"""Long runs against the real process: many clients for a minute, hundreds that leave. Nothing is lost or grows."""
 
 from __future__ import annotations
 

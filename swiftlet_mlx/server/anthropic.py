@@ -16,6 +16,7 @@ from swiftlet_mlx.events import Event, Finish, Started, Statistics, TextDelta, T
 
 from .anthropic_protocol import CountRequest, MessagesRequest
 from .asking import Conversation
+from .constrain import constrained, constrained_calls
 from .deliver import Answer, Wish
 from .desk import Desk
 from .failures import ApiError, dumps
@@ -36,6 +37,8 @@ def messages(desk: Desk, request: MessagesRequest) -> Wish:
         tools=request.offered,
         forced=request.forced,
         template_options=request.template_options,
+        constraint=constrained(request.response_format, tools=bool(request.offered))
+        or constrained_calls(request.offered, request.strict, forced=request.forced is not None, field="tools"),
     )
     conversation.check(desk.settings)
     choice = request.tool_choice

@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from .failures import ApiError
-from .protocol import MAX_TOOLS, Name, Positive
+from .protocol import MAX_TOOLS, JsonSchema, Name, Positive, ResponseFormat
 from .strict import Open, Strict
 
 JSON = dict[str, Any]
@@ -43,6 +43,7 @@ class CustomTool(Open):
     name: Name
     description: str | None = None
     input_schema: JSON
+    strict: bool = False
 
     def plain(self) -> JSON:
         out: JSON = {"name": self.name}
@@ -71,7 +72,13 @@ class Thinking(Strict):
     budget_tokens: Positive | None = None
 
 
+class OutputFormat(Strict):
+    type: Literal["json_schema"]
+    schema_: JSON = Field(alias="schema")
+
+
 class OutputConfig(Strict):
+    format: OutputFormat | None = None
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
 
 
@@ -113,6 +120,19 @@ class CountRequest(Strict):
         if self.tool_choice is not None and self.tool_choice.type == "none":
             return ()
         return tuple(t.plain() for t in self.tools or ())
+
+    @property
+    def strict(self) -> list[bool]:
+        """Which of the offered tools are strict."""
+        return [t.strict for t in self.tools or ()] if self.offered else []
+
+    @property
+    def response_format(self) -> ResponseFormat | None:
+        """The wished format in Chat Completions' words."""
+        wanted = self.output_config.format if self.output_config else None
+        if wanted is None:
+            return None
+        return ResponseFormat(type="json_schema", json_schema=JsonSchema(schema=wanted.schema_))
 
     @property
     def forced(self) -> str | None:

@@ -6,7 +6,7 @@ returns, which are called on worker threads.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -14,7 +14,9 @@ from swiftlet_mlx.completion import Ask, Completions, Processor
 from swiftlet_mlx.engine import Stream
 from swiftlet_mlx.errors import MessageError
 from swiftlet_mlx.sampling import MAX_SEED
+from swiftlet_mlx.template import Prompt
 
+from .constrain import Constraint
 from .failures import ApiError, unsupported
 from .settings import Settings
 
@@ -30,6 +32,7 @@ class Conversation:
         sampling: values that were given; the rest are the server's and the model's defaults.
         tools: to be offered.
         forced: None; or the tool that must be called, "" for any.
+        constraint: what the reply is held to.
     """
 
     messages: Sequence[Mapping[str, Any]]
@@ -41,7 +44,7 @@ class Conversation:
     forced: str | None = None
     template_options: Mapping[str, Any] = field(default_factory=dict)
     logprobs: int | None = None
-    processors: Callable[[Completions], tuple[Processor, ...]] | None = None
+    constraint: Constraint | None = None
 
     def start(self, completions: Completions, settings: Settings, choice: int = 0) -> Stream:
         """Begin the reply. Raises what `Completions.chat` raises."""
@@ -49,7 +52,14 @@ class Conversation:
         prompt = completions.render(self.messages, ask)
         base = completions.defaults(thinking=prompt.opens_thinking).with_values(**settings.sampling)
         sampling = base.with_values(**varied(self.sampling, choice))
-        return completions.answer(prompt, replace(ask, sampling=sampling))
+        ask = replace(ask, sampling=sampling, processors=self._processors(completions, prompt, ask.reply_start))
+        return completions.answer(prompt, ask)
+
+    def _processors(self, completions: Completions, prompt: Prompt, begun: str) -> tuple[Processor, ...]:
+        if self.constraint is None:
+            return ()
+        given = begun.removeprefix(completions.markup.tool_start)
+        return (self.constraint.processor(completions, thinking=prompt.opens_thinking, given=given),)
 
     def ids(self, completions: Completions, settings: Settings) -> list[int]:
         """The prompt that `start` would have read. Raises what `Completions.render` raises."""
@@ -63,7 +73,6 @@ class Conversation:
             tools=self.tools,
             template_options=self.template_options,
             logprobs=self.logprobs,
-            processors=self.processors(completions) if self.processors else (),
         )
         if self.forced is None:
             return ask

@@ -26,13 +26,14 @@ from swiftlet_mlx.events import (
 )
 
 from .asking import Conversation
-from .constrain import constrained
+from .constrain import constrained, constrained_calls
 from .deliver import Answer, Wish
 from .desk import Desk
 from .failures import ApiError, dumps
 from .protocol import ChatRequest, NamedTool, StreamOptions
 
 FINGERPRINT = f"swiftlet-mlx-{__version__}"
+LEAST_LOGPROB = -9999.0  # JSON has no infinity; OpenAI's API says this for "as good as impossible"
 DONE = b"data: [DONE]\n\n"
 
 
@@ -56,17 +57,20 @@ def chat(desk: Desk, request: ChatRequest) -> Wish:
 def _conversation(request: ChatRequest) -> Conversation:
     choice = request.tool_choice
     forced = choice.function.name if isinstance(choice, NamedTool) else "" if choice == "required" else None
+    tools = [t for t in request.tools or () if choice != "none"]
+    plain = tuple(t.plain() for t in tools)
     return Conversation(
         messages=[m.plain() for m in request.messages],
         sampling=request.sampling,
         max_tokens=request.max_completion_tokens or request.max_tokens,
         stop=request.stops,
         thinking=request.thinking,
-        tools=tuple(t.plain() for t in request.tools or ()) if choice != "none" else (),
+        tools=plain,
         forced=forced,
         template_options=request.template_options,
         logprobs=request.n_logprobs,
-        processors=constrained(request.response_format),
+        constraint=constrained(request.response_format, tools=bool(tools))
+        or constrained_calls(plain, [bool(t.function.strict) for t in tools], forced=forced is not None, field="tools"),
     )
 
 
@@ -108,9 +112,11 @@ def thoughts(text: str) -> dict[str, str]:
 
 def logprob(p: TokenLogprob) -> dict[str, Any]:
     """A token's log-probability in OpenAI's form."""
-    own = {"token": p.text, "bytes": list(p.bytes), "logprob": p.logprob}
-    others = [{"token": t.text, "bytes": list(t.bytes), "logprob": t.logprob} for t in p.top]
-    return {**own, "top_logprobs": others}
+    return {**_logprob(p), "top_logprobs": [_logprob(t) for t in p.top]}
+
+
+def _logprob(p: TokenLogprob) -> dict[str, Any]:
+    return {"token": p.text, "bytes": list(p.bytes), "logprob": max(p.logprob, LEAST_LOGPROB)}
 
 
 def usage(all_statistics: Sequence[Statistics]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from typing import Any
 from swiftlet_mlx.events import Event, Finish, Started, Statistics, TextDelta, ThinkingDelta, ToolCall
 
 from .asking import Conversation
-from .constrain import constrained
+from .constrain import constrained, constrained_calls
 from .deliver import Answer, Wish
 from .desk import Desk
 from .failures import ApiError, dumps
@@ -32,15 +32,20 @@ def responses(desk: Desk, request: ResponsesRequest) -> Wish:
         ApiError: something in it will not be honoured.
     """
     choice = request.tool_choice
+    forced = choice.name if isinstance(choice, NamedFunction) else "" if choice == "required" else None
+    tools = [t for t in request.tools or () if choice != "none"]
+    plain = tuple(t.plain() for t in tools)
+    wanted = _format(request.text.format if request.text else None)
     conversation = Conversation(
         messages=request.conversation(),
         sampling=request.sampling,
         max_tokens=request.max_output_tokens,
         thinking=request.thinking,
-        tools=tuple(t.plain() for t in request.tools or ()) if choice != "none" else (),
-        forced=choice.name if isinstance(choice, NamedFunction) else "" if choice == "required" else None,
+        tools=plain,
+        forced=forced,
         template_options=request.template_options,
-        processors=constrained(_format(request.text.format if request.text else None)),
+        constraint=constrained(wanted, tools=bool(tools))
+        or constrained_calls(plain, [bool(t.strict) for t in tools], forced=forced is not None, field="tools"),
     )
     conversation.check(desk.settings)
     model = desk.settings.model_id

@@ -16,7 +16,7 @@ from swiftlet_mlx.engine import Stream
 from swiftlet_mlx.events import Event, Finish, Progress, Started, Statistics, TextDelta, TokenLogprob
 
 from .asking import varied
-from .chat import DONE, FINGERPRINT, figures, frame, usage
+from .chat import DONE, FINGERPRINT, LEAST_LOGPROB, figures, frame, usage
 from .deliver import Answer, Wish
 from .desk import Desk
 from .failures import ApiError
@@ -98,8 +98,8 @@ class _Logprobs:
             self._at += len(token.text)
         return {
             "tokens": [t.text for t in tokens],
-            "token_logprobs": [t.logprob for t in tokens],
-            "top_logprobs": [{o.text: o.logprob for o in t.top} for t in tokens],
+            "token_logprobs": [max(t.logprob, LEAST_LOGPROB) for t in tokens],
+            "top_logprobs": [{o.text: max(o.logprob, LEAST_LOGPROB) for o in t.top} for t in tokens],
             "text_offset": offsets,
         }
 
