@@ -171,9 +171,13 @@ class Pools:
         self._building = True
         try:
             yield
+        except BaseException:
+            if self._open is not None:
+                self._recover(self._open)
+            raise
         finally:
             self._building = False
-            self.wait()
+        self.wait()
 
     def _evaluate(self, indices: mx.array) -> None:
         self.wait()
@@ -213,11 +217,15 @@ class Pools:
             raise RuntimeError("the model's pools are closed: its experts can no longer be read")
         before = len(pool.policy.residents)
         reads = self._open = Reads(pool, pool.claim(experts))
-        stats.evictions += before - len(pool.policy.residents)
-        for expert, slot in reads.claims:
-            self._threads.post(reads.read, self.source, expert, slot)
-        for _ in range(min(len(reads.claims), self._threads.count)):
-            reads.begun.get()  # once in the system's hands a read needs no turn with Python any more
+        try:
+            stats.evictions += before - len(pool.policy.residents)
+            for expert, slot in reads.claims:
+                self._threads.post(reads.read, self.source, expert, slot)
+            for _ in range(min(len(reads.claims), self._threads.count)):
+                reads.begun.get()  # once in the system's hands a read needs no turn with Python any more
+        except BaseException:  # Ctrl-C: nobody may wait for reads that were never asked for
+            self._recover(reads)
+            raise
         return reads
 
     def may_wait_later(self, indices: mx.array) -> bool:
@@ -256,7 +264,7 @@ class Pools:
             raise failure
 
     def _recover(self, reads: Reads) -> None:
-        """A layer call was broken off (Ctrl-C) between `begin` and `finish`: end its reads, keep its slots."""
+        """A layer call was broken off (Ctrl-C) between `begin` and `wait`: end its reads, keep its slots."""
         self._threads.drain()
         read = {expert for expert, *_ in reads.results}
         reads.results += [(e, slot, 0, None, InterruptedError()) for e, slot in reads.claims if e not in read]

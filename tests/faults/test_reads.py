@@ -195,6 +195,27 @@ def test_a_call_broken_off_while_it_reads_loses_no_slot(model: Any, expected: li
     check_table(model)
 
 
+@pytest.mark.parametrize("calls", range(1, 9))
+def test_a_step_broken_off_while_it_asks_for_reads_waits_for_none_of_the_others(
+    model: Any, expected: list[mx.array], calls: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads, post, n = model.pools._threads, model.pools._threads.post, 0
+
+    def broken_off(*given: Any) -> None:
+        nonlocal n
+        n += 1
+        if n == calls:
+            raise KeyboardInterrupt
+        post(*given)
+
+    monkeypatch.setattr(threads, "post", broken_off)
+    with pytest.raises(KeyboardInterrupt):
+        decode(model)
+    assert model.pools._open is None
+    assert equal(decode(model), expected)  # and does not hang
+    check_table(model)
+
+
 def test_a_layer_that_cannot_be_loaded_whole_fails_at_load(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fault(n: int, ask: Callable[..., int]) -> int:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
