@@ -89,7 +89,7 @@ def test_an_evening_at_the_terminal(tmp_path: Path) -> None:
     assert [line.strip() for line in shown if "print(" in line] == ["print(1)", "print(2)"], "each line once"
     assert "Some bold words." in shown
     assert any(
-        re.search(r"\d+ tokens · [\d.]+ tok/s · first after [\d.]+ s · .*context \d+/4,096", line) for line in shown
+        re.search(r"\d+ tokens · [\d.]+ tok/s · first in [\d.]+ s · .*context \d+/4,096", line) for line in shown
     )
 
     terminal.child.sendline("Tell me more")
@@ -117,23 +117,28 @@ def test_an_evening_at_the_terminal(tmp_path: Path) -> None:
 def test_a_narrow_terminal_without_colours_and_a_conversation_kept_in_a_file(tmp_path: Path) -> None:
     file = tmp_path / "talk.session"
     options: dict[str, Any] = {"columns": 40, "env": {"NO_COLOR": "1"}, "session": str(file)}
-    terminal = Terminal(
-        tmp_path, replies=[MARKDOWN + " And a rather long line that has to be wrapped somewhere."], **options
-    )
+    replies = [MARKDOWN + " And a rather long line that has to be wrapped somewhere.", "x" * 30 + "123456789 " * 90]
+    terminal = Terminal(tmp_path, replies=replies, delay=0.002, **options)
     terminal.type("Hi")
     assert not re.search(r"\x1b\[(\d+;)*(3[0-8]|9[0-7]|4[0-8])[;m]", terminal.raw.getvalue()), "no colours"
     assert any("wrapped" in line for line in terminal.screen())
+    assert any(re.fullmatch(r"(.* · )?context \d+/4,096", line) for line in terminal.screen()), "no figure is cut"
+    terminal.child.sendline("More")
+    terminal.child.expect_exact("123456789 123456789 123456789")
+    terminal.child.sendintr()
+    terminal.child.expect_exact("\r\n> ")
+    assert sum("xxx" in line for line in terminal.screen()) == 1, "the echo of Ctrl-C leaves nothing behind"
     terminal.child.sendeof()
     assert terminal.end() == 0
     assert file.exists()
 
     terminal = Terminal(tmp_path, replies=["I remember."], **options)
-    assert "1. Hi" in terminal.type("/history")
+    assert "2. More" in terminal.type("/history")
     terminal.type("And?")
     os.kill(terminal.child.pid, signal.SIGTERM)
     assert terminal.end() == 128 + signal.SIGTERM
     contents = [m["content"] for m in json.loads(read_metadata(file))["messages"]]
-    assert contents[2:] == ["And?", "I remember."], "a polite kill keeps the conversation"
+    assert contents[4:] == ["And?", "I remember."], "a polite kill keeps the conversation"
 
 
 def read_metadata(file: Path) -> str:

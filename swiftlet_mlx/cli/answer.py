@@ -98,7 +98,7 @@ class LiveAnswer:
     def show(self, event: Event) -> None:
         """Take the next event."""
         if isinstance(event, Progress):
-            self._draw(Text(f"reading {event.done:,} of {event.total:,} tokens", style="dim"))
+            self._draw(_Tail(Text(f"reading {event.done:,} of {event.total:,} tokens", style="dim")))
         elif isinstance(event, ThinkingDelta):
             if self._thinking_since is None:
                 self._thinking_since = time.monotonic()
@@ -186,18 +186,23 @@ class Blocks:
 
 
 class _Tail:
-    """The last lines of something, so that it fits below what is printed already."""
+    """The last lines of something, so that it fits below what is printed already, and an empty one for the cursor.
+
+    A terminal echoes Ctrl-C as ^C where the cursor stands; at the end of a full line that would begin another line,
+    which the next drawing would not know of.
+    """
 
     def __init__(self, inner: RenderableType, n_lines: int | None = None) -> None:
         self._inner = inner
         self._n_lines = n_lines
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        room = max(1, console.height - 2)
+        room = max(1, console.height - 3)
         lines = console.render_lines(self._inner, options.update(height=None), pad=False)
         for line in lines[-min(self._n_lines or room, room) :]:
             yield from line
             yield Segment.line()
+        yield Segment(" ")
 
 
 def printable(text: str) -> str:

@@ -28,12 +28,12 @@ err = Console(stderr=True, highlight=False, soft_wrap=True)
 
 
 def say(text: str) -> None:
-    """A line for the person at the terminal."""
-    err.print(text, markup=False)
+    """A line for the person at the terminal, broken between words there and not at all in a file."""
+    err.print(text, markup=False, soft_wrap=not err.is_terminal)
 
 
 def warn(text: str) -> None:
-    err.print(f"warning: {text}", style="yellow", markup=False)
+    err.print(f"warning: {text}", style="yellow", markup=False, soft_wrap=not err.is_terminal)
 
 
 @contextmanager

@@ -103,6 +103,8 @@ class Repl:
             return False
         except KeyboardInterrupt:
             if self._interrupted or not self._lines.interactive:
+                if self._lines.interactive:
+                    words.say("")  # off the line with the prompt
                 raise
             self._interrupted = True
             words.say("\n(Ctrl-C again leaves; /help lists commands)")
@@ -204,13 +206,14 @@ class Repl:
             self._last = turn.statistics
             self._tokens += turn.statistics.generated_tokens
             if not self._quiet:
-                words.err.print(self._status(turn.statistics), style="dim", markup=False)
+                width = words.err.width if words.err.is_terminal else 0
+                words.err.print(_lines_of(self._status(turn.statistics), width), style="dim", markup=False)
 
-    def _status(self, s: Statistics) -> str:
+    def _status(self, s: Statistics) -> list[str]:
         parts = [
             f"{s.generated_tokens} tokens",
             f"{s.decode_tokens_per_second:.1f} tok/s",
-            f"first after {s.ttft_seconds:.2f} s",
+            f"first in {s.ttft_seconds:.2f} s",
         ]
         needed = s.counters.get("hits", 0) + s.counters.get("misses", 0)
         if needed:
@@ -220,7 +223,7 @@ class Repl:
         context = self.session.engine.context_tokens
         total = s.prompt_tokens + s.generated_tokens
         parts.append(f"context {total:,}/{context:,}" if context else f"context {total:,}")
-        return " · ".join(parts)
+        return parts
 
     # ---- commands: the first line of each docstring is its help ---------------------------------------------------
 
@@ -340,7 +343,7 @@ class Repl:
         words.say(f"  {self._turns} turns, {self._tokens:,} tokens generated")
         if self._last is not None:
             s = self._last
-            words.say(f"  last: {self._status(s)}")
+            words.say(f"  last: {' · '.join(self._status(s))}")
             words.say(
                 f"  its prompt: {s.prompt_tokens:,} tokens, {s.cached_tokens:,} of them known, the rest read at "
                 f"{s.prefill_tokens_per_second:.1f} tok/s"
@@ -386,6 +389,15 @@ class Repl:
             defaults = self.session.completions.defaults(thinking=self.session.completions.thinks(ask))
             new = getattr(defaults, name) if value == "auto" else _number(name, value)
             self.session.ask = replace(ask, sampling=_changed(ask.sampling or defaults, name, new))
+
+
+def _lines_of(parts: list[str], width: int) -> str:
+    """The parts with dots between them, on as many lines as a terminal of this width needs; 0 is a pipe."""
+    text = parts[0]
+    for part in parts[1:]:
+        line = text.rsplit("\n", 1)[-1]
+        text += f"\n{part}" if width and len(line) + 3 + len(part) > width else f" · {part}"
+    return text
 
 
 def _changed(sampling: Sampling, name: str, value: Any) -> Sampling:

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 DEMO_CACHE_GB = 0.003  # half of its experts: it would fit whole anywhere, but it is there to show streaming
 DEMO_LINE = (
-    "demo: a small model that comes with the package. To install a real one: "
-    "swiftlet-mlx repack --from-hf mlx-community/Qwen3.6-35B-A3B-4bit"
+    "demo: a small model that comes with the package. To install a real one:\n"
+    "  swiftlet-mlx repack --from-hf mlx-community/Qwen3.6-35B-A3B-4bit"
 )
 
 
