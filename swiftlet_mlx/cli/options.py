@@ -17,7 +17,7 @@ CacheGb = Annotated[
     typer.Option(
         "--cache-gb",
         metavar="GB",
-        help="Memory for experts, in GB (10^9 bytes). Default: what is free and nothing else needs, at most all experts.",
+        help="Memory for experts, in GB (10^9 bytes). Default: what is free and not needed else, at most all experts.",
     ),
 ]
 MaxTokens = Annotated[int | None, typer.Option("--max-tokens", min=1, help="Longest reply, in tokens.")]
