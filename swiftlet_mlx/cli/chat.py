@@ -51,7 +51,7 @@ def chat(
     from swiftlet_mlx.completion import Ask, Completions
     from swiftlet_mlx.errors import OptionError
 
-    from .lines import Lines, history_file
+    from .lines import Lines, history_file, valid
     from .repl import Repl
 
     if " " in model and not Path(model).exists():
@@ -67,7 +67,7 @@ def chat(
             sampling = completions.defaults(thinking=completions.thinks(ask)).with_values(**values)
             ask = Ask(sampling=sampling, max_tokens=max_tokens, thinking=thinking)
         repl = Repl(
-            _open(session, completions, ask, system),
+            _open(session, completions, ask, valid(system) if system is not None else None),
             Console(highlight=False),
             Lines(None if turns else history_file()),
             quiet=quiet,
@@ -76,7 +76,7 @@ def chat(
         )
         with _ended_by_signals():
             if turns:
-                _answer_all(repl, turns)
+                _answer_all(repl, [valid(text) for text in turns])
             else:
                 repl.run()
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from . import console, options
+from .lines import valid
 from .running import engine_for, peak_rss_bytes, versions
 
 if TYPE_CHECKING:
@@ -58,7 +59,8 @@ def generate(
         )
     )  # fmt: skip
     numbers = options.token_ids(ids) if ids is not None else None
-    text = sys.stdin.read() if prompt == "-" else prompt or ""
+    text = valid(_standard_input() if prompt == "-" else prompt or "")
+    system = valid(system) if system is not None else None
     chat = chat or system is not None or thinking is not None
     limit = max_tokens or DEFAULT_MAX_TOKENS
     with engine_for(
@@ -83,6 +85,17 @@ def generate(
             console.write(jsonlib.dumps(report, ensure_ascii=False) + "\n")
         if not quiet:
             console.say(figures(engine, statistics))
+
+
+def _standard_input() -> str:
+    from swiftlet_mlx.errors import OptionError
+
+    try:
+        return sys.stdin.read()
+    except UnicodeDecodeError as error:
+        raise OptionError(
+            f"standard input is not text in {error.encoding}: {error.reason} at byte {error.start}"
+        ) from None
 
 
 def figures(engine: Engine, s: Statistics) -> str:

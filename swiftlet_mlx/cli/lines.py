@@ -109,16 +109,16 @@ class Lines:
             line = sys.stdin.readline()
             if not line:
                 raise EOFError
-            return _valid(line.rstrip("\n"))
+            return valid(line.rstrip("\n"))
         if readline is not None:
             readline.set_startup_hook(lambda: readline.insert_text(draft) if draft else None)
         try:
-            return _valid(input(prompt))
+            return valid(input(prompt))
         finally:
             if readline is not None:
                 readline.set_startup_hook(None)
 
 
-def _valid(text: str) -> str:
+def valid(text: str) -> str:
     """Bytes that are no UTF-8 arrive as lone surrogates, which no tokenizer takes."""
     return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")

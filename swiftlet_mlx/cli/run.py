@@ -55,6 +55,11 @@ def run(app: typer.Typer, args: Sequence[str] | None = None) -> int:
         if isinstance(error.__context__, BrokenPipeError):  # typer has seen it first
             return _unread()
         raise
+    except OSError as error:  # a full disk behind `>`, a name that no file system takes
+        if os.environ.get("SWIFTLET_MLX_DEBUG"):
+            raise
+        _complain(f"{str(error.filename)[:200]}: {error.strerror}" if error.filename else str(error))
+        return 1
     except Exception as error:
         if os.environ.get("SWIFTLET_MLX_DEBUG"):
             raise
