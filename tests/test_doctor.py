@@ -97,8 +97,8 @@ def confuse_slots(monkeypatch: pytest.MonkeyPatch) -> None:
     """Hand out a neighbour's slot when a layer holds fewer experts than it has."""
     right = SlotPool.lookup_few
 
-    def wrong(self: SlotPool, experts: list[int], shape: tuple[int, ...]) -> mx.array:
-        slots = right(self, experts, shape)
+    def wrong(self: SlotPool, *given: Any) -> mx.array:
+        slots = right(self, *given)
         return slots if self.n_slots == self.table.expert_count else (slots + 1) % self.n_slots
 
     monkeypatch.setattr(SlotPool, "lookup_few", wrong)
