@@ -7,7 +7,6 @@ import json
 import os
 import re
 import signal
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -114,7 +113,7 @@ def test_an_evening_at_the_terminal(tmp_path: Path) -> None:
     assert terminal.end() == 130
 
 
-def test_a_narrow_terminal_without_colours_and_a_conversation_kept_in_a_file(tmp_path: Path) -> None:
+def test_a_narrow_terminal_without_colours_and_a_conversation_kept_when_killed(tmp_path: Path) -> None:
     file = tmp_path / "talk.session"
     options: dict[str, Any] = {"columns": 40, "env": {"NO_COLOR": "1"}, "session": str(file)}
     replies = [MARKDOWN + " And a rather long line that has to be wrapped somewhere.", "x" * 30 + "123456789 " * 90]
@@ -128,17 +127,11 @@ def test_a_narrow_terminal_without_colours_and_a_conversation_kept_in_a_file(tmp
     terminal.child.sendintr()
     terminal.child.expect_exact("\r\n> ")
     assert sum("xxx" in line for line in terminal.screen()) == 1, "the echo of Ctrl-C leaves nothing behind"
-    terminal.child.sendeof()
-    assert terminal.end() == 0
-    assert file.exists()
-
-    terminal = Terminal(tmp_path, replies=["I remember."], **options)
-    assert "2. More" in terminal.type("/history")
-    terminal.type("And?")
     os.kill(terminal.child.pid, signal.SIGTERM)
     assert terminal.end() == 128 + signal.SIGTERM
     contents = [m["content"] for m in json.loads(read_metadata(file))["messages"]]
-    assert contents[4:] == ["And?", "I remember."], "a polite kill keeps the conversation"
+    assert contents[::2] == ["Hi", "More"], "a polite kill keeps the conversation"
+    assert contents[3].startswith("x" * 30), "and what was said of a stopped answer"
 
 
 def read_metadata(file: Path) -> str:
@@ -147,20 +140,20 @@ def read_metadata(file: Path) -> str:
     return read_header(file).metadata["swiftlet_session"]
 
 
-def test_the_command_itself_in_a_pipe(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_itself_in_a_pipe(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A model from disk, streamed; answers on stdout as they are, figures on stderr, no control characters."""
     model = make_checkpoint(tmp_path / "model", "qwen3_next", tokenizer=True)
-    options = ["chat", str(model), "--max-tokens", "12", "--temp", "0"]
-    by_lines = subprocess.run(
-        [sys.executable, "-m", "swiftlet_mlx", *options],
-        input="Hi\n\nAnd?\n", capture_output=True, text=True, timeout=60, env=environment(),
-    )  # fmt: skip
-    assert by_lines.returncode == 0, by_lines.stderr
+    options = ["chat", str(model), "--max-tokens", "4", "--temp", "0"]
+    monkeypatch.setattr("sys.stdin", io.StringIO("Hi\n\nAnd?\n"))
+    assert run(app, options) == 0
+    by_lines = capsys.readouterr()
+    assert by_lines.err.count("tok/s") == 2
+    assert "hits" in by_lines.err
+    assert "\x1b" not in by_lines.out + by_lines.err
     assert run(app, [*options, "Hi", "And?"]) == 0
-    assert capsys.readouterr().out == by_lines.stdout != ""
-    assert by_lines.stderr.count("tok/s") == 2
-    assert "hits" in by_lines.stderr
-    assert "\x1b" not in by_lines.stdout + by_lines.stderr
+    assert capsys.readouterr().out == by_lines.out != ""
 
 
 # ---- without a terminal ---------------------------------------------------------------------------------------------
@@ -389,7 +382,7 @@ def test_a_file_waits_while_its_message_is_refused(talk: Talk, tmp_path: Path) -
     assert contents(repl)[0] == "notes:\n```\nmilk\n```\n\nshort"
 
 
-def test_a_file_of_another_model_or_a_damaged_one_ends_the_command_and_stays_as_it_is(
+def test_the_file_of_a_conversation_is_gone_on_with_unless_it_is_another_model_s_or_damaged(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Models that differ in nothing but their weights are told apart."""
@@ -399,6 +392,8 @@ def test_a_file_of_another_model_or_a_damaged_one_ends_the_command_and_stays_as_
     file = tmp_path / "talk"
     options = ["Hi", "--session", str(file), "--max-tokens", "3", "--quiet"]
     assert run(app, ["chat", str(one), *options]) == 0
+    assert run(app, ["chat", str(one), "And?", *options[1:]]) == 0
+    assert [m["content"] for m in json.loads(read_metadata(file))["messages"]][::2] == ["Hi", "And?"]
     saved = file.read_bytes()
     assert run(app, ["chat", str(other), *options]) == 1
     assert f"{file} was saved with another model" in capsys.readouterr().err

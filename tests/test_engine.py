@@ -559,7 +559,11 @@ def test_no_budget_keeps_no_caches(start: Callable[..., Engine]) -> None:
     assert len(engine.store) == 0
 
 
-@pytest.mark.parametrize("close", ["", "engine.close()"])
+@pytest.mark.parametrize(
+    "close",
+    # a process each, with compiled functions: seconds. The one that closes itself at exit is the one users meet.
+    ["", pytest.param("engine.close()", marks=pytest.mark.slow)],
+)
 def test_leaving_the_interpreter_in_the_middle_of_a_reply_is_clean(close: str) -> None:
     """A thread inside MLX at exit aborts the process with 134, and so does one that frees compiled functions there."""
     script = f"""

@@ -703,7 +703,7 @@ class Walk(RuleBasedStateMachine):
 
 
 Walk.TestCase.settings = settings(
-    max_examples=12, stateful_step_count=8, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=8, stateful_step_count=8, deadline=None, suppress_health_check=list(HealthCheck)
 )
 TestWalk = Walk.TestCase
 

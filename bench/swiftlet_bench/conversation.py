@@ -165,7 +165,7 @@ def many_turns(completions: Completions, n: int, ask: Ask, say: Callable[..., No
     for i in range(1, n + 1):
         while True:
             try:
-                turn = session.send(words(12, i))
+                turn = session.send(words(2, i))
                 break
             except ContextFull:
                 session.drop_oldest()

@@ -3,6 +3,8 @@
 Knows terminals and nothing of models. A line that ends in a backslash goes on; three double quotes open a block that
 three close. A paste of several lines is one message: GNU readline sees to that itself (bracketed paste); libedit, which
 macOS builds of Python may have, does not, so there lines that come faster than anyone types are taken together.
+A POSIX terminal is assumed (also over ssh and in tmux): waiting for a line uses select, and Ctrl-C is a signal. Windows
+is not supported.
 """
 
 from __future__ import annotations
