@@ -70,27 +70,29 @@ def test_the_budget_and_stop_sequences_are_named(client: anthropic.Anthropic) ->
     assert stopped.content[0].text == "Hel"
 
 
-@pytest.mark.parametrize("stream", [False, True])
-def test_tool_use_and_its_result(stream: bool) -> None:
+def both(client: anthropic.Anthropic, options: Any) -> list[anthropic.types.Message]:
+    """The same request streamed and whole."""
+    with client.messages.stream(**options) as events:
+        streamed: Any = events.get_final_message()
+    return [streamed, client.messages.create(**options)]
+
+
+def test_tool_use_and_its_result() -> None:
     with serving(scripted("Let me see.\n" + CALL + CALL)) as served, client_of(served) as client:
         options: Any = {"model": "tiny", "max_tokens": 99, "messages": HI, "tools": [TOOL]}
-        if stream:
-            with client.messages.stream(**options) as events:
-                message = events.get_final_message()
-        else:
-            message = client.messages.create(**options)
-        assert [b.type for b in message.content] == ["text", "tool_use", "tool_use"]
-        use: Any = message.content[1]
-        assert (use.name, use.input) == ("f", {"n": 7})
-        assert message.stop_reason == "tool_use"
-        # What came can be sent back as history.
-        results = [
-            {"type": "tool_result", "tool_use_id": use.id, "content": [{"type": "text", "text": "42"}]},
-            {"type": "tool_result", "tool_use_id": use.id, "content": "43", "is_error": True},
-            {"type": "text", "text": "Well?"},
-        ]
-        history = [*HI, {"role": "assistant", "content": message.content}, {"role": "user", "content": results}]
-        assert client.messages.create(**{**options, "messages": history}).stop_reason == "tool_use"
+        for message in both(client, options):
+            assert [b.type for b in message.content] == ["text", "tool_use", "tool_use"]
+            use: Any = message.content[1]
+            assert (use.name, use.input) == ("f", {"n": 7})
+            assert message.stop_reason == "tool_use"
+            # What came can be sent back as history.
+            results = [
+                {"type": "tool_result", "tool_use_id": use.id, "content": [{"type": "text", "text": "42"}]},
+                {"type": "tool_result", "tool_use_id": use.id, "content": "43", "is_error": True},
+                {"type": "text", "text": "Well?"},
+            ]
+            history = [*HI, {"role": "assistant", "content": message.content}, {"role": "user", "content": results}]
+            assert client.messages.create(**{**options, "messages": history}).stop_reason == "tool_use"
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -102,7 +104,7 @@ def test_one_tool_at_a_time(stream: bool) -> None:
         }  # fmt: skip
         if stream:
             with client.messages.stream(**options) as events:
-                message = events.get_final_message()
+                message: Any = events.get_final_message()
         else:
             message = client.messages.create(**options)
         assert [b.type for b in message.content] == ["tool_use"]
@@ -117,21 +119,16 @@ def test_a_tool_can_be_forced() -> None:
         assert [b.type for b in message.content] == ["tool_use"]
 
 
-@pytest.mark.parametrize("stream", [False, True])
-def test_thoughts_are_a_block_when_asked_for(stream: bool) -> None:
+def test_thoughts_are_a_block_when_asked_for() -> None:
     template = chat_template("switch")
     with serving(scripted("hard</think>\n\nAnswer", template=template)) as served, client_of(served) as client:
         options: Any = {"model": "tiny", "max_tokens": 2000, "messages": HI}
         options["thinking"] = {"type": "enabled", "budget_tokens": 1024}
-        if stream:
-            with client.messages.stream(**options) as events:
-                message = events.get_final_message()
-        else:
-            message = client.messages.create(**options)
-        assert [b.type for b in message.content] == ["thinking", "text"]
-        assert message.content[0].thinking == "hard"  # type: ignore[union-attr]
-        history = [*HI, {"role": "assistant", "content": message.content}, *HI]
-        assert client.messages.create(**{**options, "messages": history}).content[1].type == "text"
+        for message in both(client, options):
+            assert [b.type for b in message.content] == ["thinking", "text"]
+            assert message.content[0].thinking == "hard"  # type: ignore[union-attr]
+            history = [*HI, {"role": "assistant", "content": message.content}, *HI]
+            assert client.messages.create(**{**options, "messages": history}).content[1].type == "text"
     with serving(scripted("Answer", template=template)) as served, client_of(served) as client:
         message = client.messages.create(model="tiny", max_tokens=50, messages=HI)
         assert [b.type for b in message.content] == ["text"]

@@ -109,17 +109,14 @@ def test_a_repeated_prompt_tells_what_was_cached(plain: Served) -> None:
     assert 0 < second["prompt_tokens_details"]["cached_tokens"] < second["prompt_tokens"]
 
 
-@pytest.mark.parametrize("stream", [False, True])
-def test_thoughts_come_under_both_names(stream: bool) -> None:
+def test_thoughts_come_under_both_names() -> None:
     reply = "thinking hard</think>\n\nAnswer"
     with serving(scripted(reply, template=chat_template("always"))) as served:
-        if stream:
-            chunks = served.stream()
-            got = {name: joined(chunks, name) for name in ("reasoning", "reasoning_content", "content")}
-        else:
-            got = served.chat().json()["choices"][0]["message"]
-        assert got["reasoning"] == got["reasoning_content"] == "thinking hard"
-        assert got["content"] == "Answer"
+        chunks = served.stream()
+        streamed = {name: joined(chunks, name) for name in ("reasoning", "reasoning_content", "content")}
+        for got in (streamed, served.chat().json()["choices"][0]["message"]):
+            assert got["reasoning"] == got["reasoning_content"] == "thinking hard"
+            assert got["content"] == "Answer"
 
 
 def test_a_thought_cut_by_the_budget_leaves_the_content_empty() -> None:
@@ -130,20 +127,18 @@ def test_a_thought_cut_by_the_budget_leaves_the_content_empty() -> None:
         assert choice["message"]["reasoning"]
 
 
-@pytest.mark.parametrize(
-    ("field", "opens"),
-    [
+def test_thinking_can_be_switched() -> None:
+    fields: list[tuple[dict[str, Any], bool]] = [
         ({"enable_thinking": False}, False),
         ({"chat_template_kwargs": {"enable_thinking": False}}, False),
         ({"reasoning_effort": "none"}, False),
         ({"reasoning_effort": "high"}, True),
         ({}, True),
-    ],
-)
-def test_thinking_can_be_switched(field: dict[str, Any], opens: bool) -> None:
+    ]
     with serving(scripted("a</think>\n\nb", template=chat_template("switch"))) as served:
-        message = served.chat(**field).json()["choices"][0]["message"]
-        assert message.get("reasoning") == ("a" if opens else None)
+        for field, opens in fields:
+            message = served.chat(**field).json()["choices"][0]["message"]
+            assert message.get("reasoning") == ("a" if opens else None), field
 
 
 def test_several_choices_are_served() -> None:
@@ -203,59 +198,49 @@ def test_a_stop_that_is_none_is_refused_and_the_next_request_served(plain: Serve
 
 
 @pytest.mark.parametrize("xml", [False, True])
-@pytest.mark.parametrize("stream", [False, True])
-def test_tool_calls_arrive_whole_and_streamed(xml: bool, stream: bool) -> None:
+def test_tool_calls_arrive_whole_and_streamed(xml: bool) -> None:
     call = XML_CALL if xml else JSON_CALL
+    options: Any = {"model": "tiny", "messages": USER, "tools": [TOOL]}
     with (
         serving(scripted("Let me see.\n" + call + "\n" + call, xml=xml)) as served,
         openai.OpenAI(base_url=served.url + "/v1", api_key="none") as client,
     ):
-        if stream:
-            with client.chat.completions.stream(
-                model="tiny", messages=[{"role": "user", "content": "Hi"}], tools=[TOOL]
-            ) as events:
-                choice = events.get_final_completion().choices[0]
-        else:
-            choice = client.chat.completions.create(
-                model="tiny", messages=[{"role": "user", "content": "Hi"}], tools=[TOOL]
-            ).choices[0]  # type: ignore[assignment]
-        calls: list[Any] = choice.message.tool_calls or []
-        assert [(c.function.name, json.loads(c.function.arguments)) for c in calls] == [("f", {"n": 7})] * 2
-        assert len({c.id for c in calls}) == 2
-        assert choice.message.content == "Let me see."
-        assert choice.finish_reason == "tool_calls"
+        with client.chat.completions.stream(**options) as events:
+            streamed = events.get_final_completion().choices[0]
+        for choice in (streamed, client.chat.completions.create(**options).choices[0]):
+            calls: list[Any] = choice.message.tool_calls or []
+            assert [(c.function.name, json.loads(c.function.arguments)) for c in calls] == [("f", {"n": 7})] * 2
+            assert len({c.id for c in calls}) == 2
+            assert choice.message.content == "Let me see."
+            assert choice.finish_reason == "tool_calls"
 
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_one_call_at_a_time_ends_after_the_first(stream: bool) -> None:
+    body: dict[str, Any] = {"tools": [TOOL], "parallel_tool_calls": False}
     with serving(scripted(JSON_CALL + "\n" + JSON_CALL + " and more text that nobody asked for")) as served:
-        body = {"tools": [TOOL], "parallel_tool_calls": False}
         if stream:
-            chunks = served.stream(**body)
-            deltas = [c["choices"][0] for c in chunks[:-1]]
+            deltas = [c["choices"][0] for c in served.stream(**body)[:-1]]
             assert {d["index"] for c in deltas for d in c["delta"].get("tool_calls", [])} == {0}
             assert deltas[-1]["finish_reason"] == "tool_calls"
-        else:
-            choice = served.chat(**body).json()["choices"][0]
-            assert len(choice["message"]["tool_calls"]) == 1
-            assert choice["message"]["content"] is None
-            assert choice["finish_reason"] == "tool_calls"
+            return
+        choice = served.chat(**body).json()["choices"][0]
+        assert len(choice["message"]["tool_calls"]) == 1
+        assert choice["message"]["content"] is None
+        assert choice["finish_reason"] == "tool_calls"
 
 
 @pytest.mark.parametrize("broken", ['<tool_call>\n{"name": "f", "arg', "<tool_call>\nnothing\n</tool_call>"])
-@pytest.mark.parametrize("stream", [False, True])
-def test_a_broken_call_is_text(broken: str, stream: bool) -> None:
+def test_a_broken_call_is_text(broken: str) -> None:
     with serving(scripted(broken)) as served:
-        if stream:
-            chunks = served.stream(tools=[TOOL])
-            assert all("tool_calls" not in c["choices"][0]["delta"] for c in chunks[:-1])
-            assert joined(chunks) == broken
-            assert chunks[-2]["choices"][0]["finish_reason"] == "stop"
-        else:
-            choice = served.chat(tools=[TOOL]).json()["choices"][0]
-            assert choice["finish_reason"] == "stop"
-            assert choice["message"]["content"] == broken
-            assert "tool_calls" not in choice["message"]
+        chunks = served.stream(tools=[TOOL])
+        assert all("tool_calls" not in c["choices"][0]["delta"] for c in chunks[:-1])
+        assert joined(chunks) == broken
+        assert chunks[-2]["choices"][0]["finish_reason"] == "stop"
+        choice = served.chat(tools=[TOOL]).json()["choices"][0]
+        assert choice["finish_reason"] == "stop"
+        assert choice["message"]["content"] == broken
+        assert "tool_calls" not in choice["message"]
 
 
 @pytest.mark.parametrize("xml", [False, True])

@@ -106,12 +106,12 @@ def damaged(served: Served, path: str, examples: int) -> None:
 
 @pytest.mark.parametrize("path", POSTED)
 def test_bodies_that_the_description_allows_are_answered_or_refused(served: Served, path: str) -> None:
-    described(served, path, 8)
+    described(served, path, 2)
 
 
 @pytest.mark.parametrize("path", POSTED)
 def test_bodies_with_a_wrong_field_are_answered_or_refused(served: Served, path: str) -> None:
-    damaged(served, path, 20)
+    damaged(served, path, 15)
 
 
 @pytest.mark.slow

@@ -62,25 +62,22 @@ def test_the_stream_ends_with_the_whole_response(client: openai.OpenAI, limit: i
         assert last.response.incomplete_details.reason == "max_output_tokens"
 
 
-@pytest.mark.parametrize("stream", [False, True])
-def test_thoughts_and_calls_are_items_and_can_be_sent_back(stream: bool) -> None:
+def test_thoughts_and_calls_are_items_and_can_be_sent_back() -> None:
     reply = "hard</think>\n\nLet me see.\n" + CALL
     with serving(scripted(reply, template=chat_template("always"))) as served, client_of(served) as client:
         options: Any = {"model": "tiny", "tools": [TOOL]}
         question: Any = [{"role": "user", "content": [{"type": "input_text", "text": "Hi"}]}]
-        if stream:
-            with client.responses.stream(input=question, **options) as events:
-                response: Any = events.get_final_response()
-        else:
-            response = client.responses.create(input=question, **options)
-        assert [i.type for i in response.output] == ["reasoning", "message", "function_call"]
-        assert response.output[0].content[0].text == "hard"
-        call = response.output[2]
-        assert (call.name, json.loads(call.arguments)) == ("f", {"n": 7})
-        sent_back = [i.model_dump(exclude={"parsed_arguments"}) for i in response.output]
-        result = {"type": "function_call_output", "call_id": call.call_id, "output": "42"}
-        again = client.responses.create(input=[*question, *sent_back, result], **options)
-        assert again.status == "completed"
+        with client.responses.stream(input=question, **options) as events:
+            streamed: Any = events.get_final_response()
+        for response in (streamed, client.responses.create(input=question, **options)):
+            assert [i.type for i in response.output] == ["reasoning", "message", "function_call"]
+            assert response.output[0].content[0].text == "hard"
+            call = response.output[2]
+            assert (call.name, json.loads(call.arguments)) == ("f", {"n": 7})
+            sent_back = [i.model_dump(exclude={"parsed_arguments"}) for i in response.output]
+            result = {"type": "function_call_output", "call_id": call.call_id, "output": "42"}
+            again = client.responses.create(input=[*question, *sent_back, result], **options)
+            assert again.status == "completed"
 
 
 def test_a_call_can_be_forced() -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from . import console, options
+from .care import cared_for
 from .running import counters, opening
 
 if TYPE_CHECKING:
@@ -61,6 +62,8 @@ def serve(
     thinking: options.Thinking = None,
     max_tokens: options.MaxTokens = None,
     cache_gb: options.CacheGb = None,
+    io: options.Io = "cached",
+    warm: options.Warm = True,
     temp: options.Temp = None,
     top_p: options.TopP = None,
     top_k: options.TopK = None,
@@ -108,12 +111,15 @@ def serve(
             console.say(f"Ready. Page: {url(sock)}/   API: {url(sock)}/v1   Ctrl-C stops.")
 
     engine_options = {} if prefix_cache_gb is None else {"prefix_cache_gb": prefix_cache_gb}
-    with Engine(
-        opening(folder, cache_gb, trust_remote_code, True, remark),
-        counters=counters,
-        context_tokens=context,
-        **engine_options,  # type: ignore[arg-type]  # one option, of its type
-    ) as engine:
+    with (
+        Engine(
+            opening(folder, cache_gb, trust_remote_code, True, remark, io),
+            counters=counters,
+            context_tokens=context,
+            **engine_options,  # type: ignore[arg-type]  # one option, of its type
+        ) as engine,
+        cared_for(engine, folder, warm=warm),
+    ):
         run(engine, settings, sock, folder=folder, say=None if quiet else console.say, ready=ready)
 
 
