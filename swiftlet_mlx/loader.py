@@ -230,6 +230,7 @@ class _Builder:
                 use_layer_major(self)
                 if chunked_by_default():
                     use_chunked_delta(self)
+                object.__setattr__(self, "built", _layer_classes(self))
 
             def sanitize(self, weights: dict[str, mx.array]) -> dict[str, mx.array]:
                 # what mlx-lm globbed is replaced by what index and headers say; all of it is still lazy
@@ -239,6 +240,8 @@ class _Builder:
             if stock_model.__module__ in GRAPH_ONLY:
 
                 def __call__(self, *args: Any, **kwargs: Any) -> Any:
+                    if _layer_classes(self) != self.built:  # a wrapper may evaluate what the layer inside it returns
+                        return super().__call__(*args, **kwargs)
                     with self.pools.building():
                         return super().__call__(*args, **kwargs)
 
@@ -302,6 +305,11 @@ class _Builder:
             self.pools.close()
         else:
             self.source.close()
+
+
+def _layer_classes(model: nn.Module) -> list[Any]:
+    """What each decoder layer and each of its parts is: not the same once somebody has wrapped one to look at it."""
+    return [[type(layer), *map(type, layer.values())] if isinstance(layer, dict) else layer for layer in model.layers]
 
 
 def _lazy(path: Path) -> dict[str, mx.array]:

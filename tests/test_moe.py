@@ -183,6 +183,35 @@ def test_a_large_output_is_evaluated_at_once_instead_of_being_kept(
     model.pools.close()
 
 
+@pytest.mark.parametrize("part", ["layer", "mlp"])
+def test_a_layer_that_is_wrapped_and_evaluated_waits_for_its_reads(folders: Any, part: str) -> None:
+    class Looked:
+        def __init__(self, inner: Any) -> None:
+            self.inner = inner
+
+        def __call__(self, *args: Any, **kwargs: Any) -> Any:
+            out = self.inner(*args, **kwargs)
+            mx.eval(out)
+            seen.append(out)
+            return out
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.inner, name)
+
+    folder, seen = folders("qwen3_next"), []
+    model = streamed(folder, 2)
+    read = model.pools.source.read
+    model.pools.source.read = lambda *given: (time.sleep(0.002), read(*given))[1]
+    for n, layer in enumerate(model.model.layers):
+        if part == "layer":
+            model.model.layers[n] = Looked(layer)
+        else:
+            layer.mlp = Looked(layer.mlp)
+    assert same(decode(model), decode(load_model(folder)[0]))
+    assert len(seen) == 3 * len(TOKENS)
+    model.pools.close()
+
+
 # ---- the shared expert beside it -----------------------------------------------------------------------------------
 
 
