@@ -20,7 +20,7 @@ def start(*more: str) -> subprocess.Popen[bytes]:
     return subprocess.Popen([*ENDLESS, *more], stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 def test_an_interrupted_command_says_so_and_exits_with_130(number: signal.Signals) -> None:
     process = start("--max-tokens", "2000", "--quiet")
     assert process.stdout is not None
