@@ -200,7 +200,7 @@ def run(argv: list[str] | None = None) -> None:
         say(case=case, median=spread.median, low=spread.low, high=spread.high, n=spread.n, flags=spread.flags())
 
     folder = find_model(args.model)
-    ask = Ask(sampling=Sampling(min_tokens=args.max_tokens), max_tokens=args.max_tokens)
+    ask = Ask(sampling=Sampling(min_tokens=args.max_tokens), max_tokens=args.max_tokens, thinking=False)
     opened = Engine(lambda: load(folder, cache_gb=args.cache_gb), prefix_cache_gb=args.prefix_cache_gb)
     with opened as engine:
         completions = Completions(engine, folder)

@@ -222,7 +222,7 @@ class Repl:
             parts.append(words.size(used))
         context = self.session.engine.context_tokens
         total = s.prompt_tokens + s.generated_tokens
-        parts.append(f"context {total:,}/{context:,}" if context else f"context {total:,}")
+        parts.append(f"context {total / context:.0%}" if context else f"context {total:,}")
         return parts
 
     # ---- commands: the first line of each docstring is its help ---------------------------------------------------
@@ -348,6 +348,9 @@ class Repl:
                 f"  its prompt: {s.prompt_tokens:,} tokens, {s.cached_tokens:,} of them known, the rest read at "
                 f"{s.prefill_tokens_per_second:.1f} tok/s"
             )
+            if engine.context_tokens:
+                total = s.prompt_tokens + s.generated_tokens
+                words.say(f"  the conversation: {total:,} tokens of {engine.context_tokens:,} that the context holds")
             if s.counters.get("read_bytes"):
                 words.say(f"  it read {words.size(s.counters['read_bytes'])} of experts")
         words.say(f"  conversations kept: {words.size(kept)} of {words.size(engine.store.budget_bytes)}")
