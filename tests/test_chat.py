@@ -29,7 +29,7 @@ from swiftlet_mlx.cli.repl import Repl
 from swiftlet_mlx.completion import Ask, Completions
 from swiftlet_mlx.engine import Engine
 from swiftlet_mlx.errors import ReadFailed
-from swiftlet_mlx.events import TextDelta, ThinkingDelta
+from swiftlet_mlx.events import Progress, TextDelta, ThinkingDelta
 from swiftlet_mlx.session import Session
 
 HERE = Path(__file__).parent
@@ -430,6 +430,15 @@ def test_an_answer_taller_than_the_screen_is_shown_whole_and_once() -> None:
     found = drawn(*(TextDelta(text[i : i + 7]) for i in range(0, len(text), 7)))
     assert [line.strip() for line in found if "line" in line] == [f"line {i}" for i in range(40)]
     assert "\n".join(found).count("word8") == 8
+
+
+def test_a_long_prompt_shows_how_far_it_is_read() -> None:
+    file = io.StringIO()
+    console = Console(file=file, force_terminal=True, width=40, height=10)
+    with LiveAnswer(console) as answer:
+        answer.show(Progress(512, 2048))
+        assert "reading 512 of 2,048 tokens" in file.getvalue()
+    assert "reading" not in "".join(drawn(Progress(512, 2048), TextDelta("Done."))), "and leaves no trace"
 
 
 def test_thoughts_fold_to_a_line_or_stay() -> None:

@@ -303,8 +303,10 @@ def test_a_prefill_of_its_own_may_be_broken_off_and_leaves_even_caches(start: Ca
 # ---- errors -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("error", [RuntimeError("the disk has gone"), ReadFailed("layer 3, expert 7: got 5 of 9")])
-def test_an_error_ends_its_request_and_no_other(start: Callable[..., Engine], error: Exception) -> None:
+@pytest.mark.parametrize(
+    "error", [RuntimeError("the disk has gone"), SystemExit("a hook gave up"), ReadFailed("layer 3, expert 7: got 5")]
+)
+def test_an_error_ends_its_request_and_no_other(start: Callable[..., Engine], error: BaseException) -> None:
     failing = [True]
 
     def on_step(step: int) -> None:
@@ -313,7 +315,7 @@ def test_an_error_ends_its_request_and_no_other(start: Callable[..., Engine], er
 
     engine = start(Scripted([[1, 2, 3, 4]], eos=358, on_step=on_step))
     stream, waiting = engine.submit(request()), engine.submit(request(max_tokens=2))
-    with pytest.raises(GenerationFailed if isinstance(error, RuntimeError) else ReadFailed, match=str(error)):
+    with pytest.raises(ReadFailed if isinstance(error, ReadFailed) else GenerationFailed, match=str(error)):
         list(stream)
     assert list(stream) == [], "after the error there is only the end"
     assert ids_of(list(waiting)) == [1, 2]
