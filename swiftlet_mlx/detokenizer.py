@@ -111,9 +111,7 @@ class _Window:
     SentencePiece's byte fallback decodes a run as a whole, and one bad byte makes U+FFFD of all of it.
     """
 
-    def __init__(
-        self, decode: Callable[[list[int]], str], hidden: frozenset[int], fallback: frozenset[int]
-    ) -> None:
+    def __init__(self, decode: Callable[[list[int]], str], hidden: frozenset[int], fallback: frozenset[int]) -> None:
         self._decode = decode
         self._hidden = hidden
         self._fallback = fallback
