@@ -112,6 +112,7 @@ def serve(
 
     engine_options = {} if prefix_cache_gb is None else {"prefix_cache_gb": prefix_cache_gb}
     with (
+        sock,
         Engine(
             opening(folder, cache_gb, trust_remote_code, True, remark, io),
             counters=counters,
