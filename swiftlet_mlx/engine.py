@@ -138,6 +138,21 @@ class Engine:
         """Run a function on the engine thread, in turn with the requests. For all that touches MLX."""
         return self._worker.call(function)
 
+    def set_cache_gb(self, cache_gb: float) -> None:
+        """Change the memory for a streamed model's experts: before the next token, without changing an answer.
+
+        Args:
+            cache_gb: GB (10^9 bytes). Less is really given back; below what the model needs, it gets what it needs.
+
+        Raises:
+            OptionError: for no size, or a model whose experts are not streamed.
+        """
+        pools = getattr(self._worker.model, "pools", None)
+        if pools is None or not 0 < cache_gb < 1e6:
+            raise OptionError(f"cache_gb {cache_gb} cannot be set: it must be a size, and the model a streamed one.")
+        pools.ask_for(round(cache_gb * 1e9))
+        self.call(pools.apply)  # if no request is running that would do it
+
     def wait(self, timeout: float | None = None) -> None:
         """Block until the model is loaded.
 

@@ -31,6 +31,8 @@ def chat(
     thinking: options.Thinking = None,
     max_tokens: options.MaxTokens = None,
     cache_gb: options.CacheGb = None,
+    io: options.Io = "cached",
+    warm: options.Warm = True,
     temp: options.Temp = None,
     top_p: options.TopP = None,
     top_k: options.TopK = None,
@@ -60,7 +62,10 @@ def chat(
         temp=temp, top_p=top_p, top_k=top_k, min_p=min_p, presence_penalty=presence_penalty,
         frequency_penalty=frequency_penalty, seed=seed,
     )  # fmt: skip
-    with engine_for(model, cache_gb=cache_gb, trust_remote_code=trust_remote_code, quiet=quiet) as (engine, folder):
+    with engine_for(model, cache_gb=cache_gb, trust_remote_code=trust_remote_code, quiet=quiet, io=io, warm=warm) as (
+        engine,
+        folder,
+    ):
         completions = Completions(engine, folder)
         ask = Ask(max_tokens=max_tokens, thinking=thinking)
         if values:

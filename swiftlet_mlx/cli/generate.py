@@ -33,6 +33,12 @@ def generate(
     thinking: options.Thinking = None,
     max_tokens: options.MaxTokens = None,
     cache_gb: options.CacheGb = None,
+    io: options.Io = "cached",
+    warm: options.Warm = True,
+    record_routes: Annotated[
+        Path | None,
+        typer.Option("--record-routes", metavar="FILE", help="Record which experts each step uses, to replay."),
+    ] = None,
     temp: options.Temp = None,
     top_p: options.TopP = None,
     top_k: options.TopK = None,
@@ -70,6 +76,9 @@ def generate(
         with_text=numbers is None or None,
         quiet=quiet,
         prefix_cache_gb=0,
+        io=io,
+        warm=warm,
+        routes=record_routes,
     ) as (engine, folder):
         if numbers is not None:
             stream = _continue_ids(engine, folder, numbers, limit, sampling)

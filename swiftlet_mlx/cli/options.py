@@ -20,6 +20,12 @@ CacheGb = Annotated[
         help="Memory for experts, in GB (10^9 bytes). Default: what is free and not needed else, at most all experts.",
     ),
 ]
+Io = Annotated[
+    str, typer.Option("--io", metavar="cached|direct", help="Keep what was read in the system's page cache, or not.")
+]
+Warm = Annotated[
+    bool, typer.Option("--warm/--no-warm", help="Read the experts you use most at the start, and remember them.")
+]
 MaxTokens = Annotated[int | None, typer.Option("--max-tokens", min=1, help="Longest reply, in tokens.")]
 Temp = Annotated[float | None, typer.Option("--temp", help="Sampling temperature; 0 takes the likeliest token.")]
 TopP = Annotated[float | None, typer.Option("--top-p", help="Keep the likeliest tokens with this much probability.")]

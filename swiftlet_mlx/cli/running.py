@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from . import console
+from .care import cared_for
 
 if TYPE_CHECKING:
     from swiftlet_mlx.engine import Engine
@@ -31,6 +32,9 @@ def engine_for(
     with_text: bool | None = True,
     quiet: bool = False,
     warn: Callable[[str], None] = console.warn,
+    io: str = "cached",
+    warm: bool = True,
+    routes: Path | None = None,
     **engine_options: Any,
 ) -> Iterator[tuple[Engine, Path]]:
     """A loaded engine and the model's folder, closed at the end.
@@ -42,6 +46,9 @@ def engine_for(
         with_text: Load the tokenizer too; None only where the folder has one. Without, token ids go in and out.
         quiet: No remarks.
         warn: Where remarks go.
+        io: `cached` or `direct`.
+        warm: Use and keep the hot list.
+        routes: Record the routes of decode steps here.
         engine_options: Passed to `Engine`.
 
     Raises:
@@ -55,7 +62,7 @@ def engine_for(
     if model == DEMO and not quiet:
         console.say(DEMO_LINE)
     remark = (lambda text: None) if quiet else warn
-    open_model = opening(folder, cache_gb, trust_remote_code, with_text, remark)
+    open_model = opening(folder, cache_gb, trust_remote_code, with_text, remark, io)
     with Engine(open_model, counters=counters, **engine_options) as engine:
         try:
             engine.wait()
@@ -63,24 +70,34 @@ def engine_for(
             if isinstance(error.__cause__, SwiftletError):
                 raise error.__cause__ from None
             raise
-        yield engine, folder
+        with cared_for(engine, folder, warm=warm, routes=routes):
+            yield engine, folder
 
 
 def opening(
-    folder: Path, cache_gb: float | None, trust_remote_code: bool, with_text: bool | None, warn: Callable[[str], None]
+    folder: Path,
+    cache_gb: float | None,
+    trust_remote_code: bool,
+    with_text: bool | None,
+    warn: Callable[[str], None],
+    io: str = "cached",
 ) -> Callable[[], tuple[Any, Any]]:
     """What an engine calls to load a model; the arguments are those of `engine_for`."""
+    from swiftlet_mlx.errors import OptionError
     from swiftlet_mlx.loader import has_tokenizer, load, load_streamed
     from swiftlet_mlx.locate import demo_folder
 
+    if io not in ("cached", "direct"):
+        raise OptionError(f"--io {io} is neither cached nor direct")
     if cache_gb is None and folder == demo_folder():
         cache_gb = DEMO_CACHE_GB
 
     def open_model() -> tuple[Any, Any]:
+        settings: Any = {"cache_gb": cache_gb, "trust_remote_code": trust_remote_code, "warn": warn, "io": io}
         if has_tokenizer(folder) if with_text is None else with_text:
-            pair: tuple[Any, Any] = load(folder, cache_gb=cache_gb, trust_remote_code=trust_remote_code, warn=warn)
+            pair: tuple[Any, Any] = load(folder, **settings)
             return pair
-        loaded, _ = load_streamed(folder, cache_gb=cache_gb, trust_remote_code=trust_remote_code, warn=warn)
+        loaded, _ = load_streamed(folder, **settings)
         return loaded, None
 
     return open_model
