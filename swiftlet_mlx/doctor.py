@@ -39,8 +39,10 @@ Verdict = Literal["ok", "warn", "wrong", "skipped"]
 
 TESTED = {"mlx": ((0, 32, 2), (0, 33)), "mlx-lm": ((0, 32, 2), (0, 33))}
 PROMPT = (1, 5, 9, 42, 7, 99, 3, 17, 64, 2)
-# On a GPU kernels differ with the number of rows, so the last bits may; a wrong slot moves a logit by whole units.
-GPU_TOLERANCE = 0.25
+# On a GPU kernels differ with the number of rows, so the last bits may: in bfloat16 an eighth of a logit near 20. An
+# expert's wrong bytes move logits by whole units.
+GPU_TOLERANCE = 1.0
+REPORT = "please report this with the block below; answers cannot be trusted here"
 FILES_NEEDED = 256
 EVERYTHING_GB = 1e5  # more than any model's experts
 
@@ -93,27 +95,29 @@ def check_host_writes(device: mx.Device, rounds: int = 50) -> Finding:
                 pool.rows(slot)[0][:] = bytes([(n * 4 + slot) % 251]) * (64 * 128 * 4)
             sums = cast("list[int]", mx.sum(array.view(mx.uint8), axis=(1, 2)).tolist())
             if sums != [(n * 4 + slot) % 251 * 64 * 128 * 4 for slot in range(4)]:
-                return Finding(
-                    name, "wrong", f"round {n} of {rounds}: the device computed with old bytes",
-                    "please report this with the block below; answers cannot be trusted here",
-                )  # fmt: skip
+                return Finding(name, "wrong", f"round {n} of {rounds}: the device computed with old bytes", REPORT)
     return Finding(name, "ok", f"{rounds} rounds of writes, all seen")
 
 
 def check_slot_reuse(folder: Path, device: mx.Device, n_tokens: int = 200) -> Finding:
-    """Whether a model with the fewest slots, each overwritten all the time, says what it says with every expert in
-    memory."""
+    """Whether a model with few slots, each overwritten all the time, says what it says with every expert in memory.
+
+    On the CPU with the fewest slots there can be. On a GPU with as many as one token needs: with fewer, experts are
+    computed in waves, whose kernels may round otherwise.
+    """
     name = f"slot reuse, {_name(device)}"
     with _on(device):
-        few, n_slots = _greedy(folder, _smallest_gb(folder), n_tokens)
+        few, n_slots = _greedy(folder, _smallest_gb(folder, waves=_is_cpu(device)), n_tokens)
         every, _ = _greedy(folder, EVERYTHING_GB, n_tokens)
-    differs = next((n for n, (a, b) in enumerate(zip(few, every, strict=True)) if a != b), None)
-    if differs is None:
-        return Finding(name, "ok", f"{n_tokens} tokens with {n_slots} slots, the same as with all")
-    return Finding(
-        name, "wrong", f"token {differs} of {n_tokens} differs between {n_slots} slots and all",
-        "please report this with the block below; answers cannot be trusted here",
-    )  # fmt: skip
+        differs = _first_difference(few, every)
+        if differs is None:
+            return Finding(name, "ok", f"{n_tokens} tokens with {n_slots} slots, the same as with all")
+        if _first_difference(every, _greedy(folder, EVERYTHING_GB, n_tokens)[0]) is not None:
+            return Finding(
+                name, "warn", "this device does not say the same twice, even with every expert in memory",
+                "answers are as good as mlx-lm's here, and as little repeatable",
+            )  # fmt: skip
+    return Finding(name, "wrong", f"token {differs} of {n_tokens} differs between {n_slots} slots and all", REPORT)
 
 
 def check_oracle(folder: Path, device: mx.Device, n_tokens: int = 48) -> Finding:
@@ -129,16 +133,28 @@ def check_oracle(folder: Path, device: mx.Device, n_tokens: int = 48) -> Finding
             _forget(model)
             stock = unpack(opened, modules, Path(scratch) / "checkpoint")
         found = oracle.compare(folder, stock, PROMPT, n_tokens=n_tokens, cache_gb=_smallest_gb(folder))
-    most = max(found.logits, *found.layers)
+    return judge_oracle(name, found, exactly=_is_cpu(device))
+
+
+def judge_oracle(name: str, found: oracle.Comparison, exactly: bool) -> Finding:
+    """What a comparison with stock mlx-lm means.
+
+    Args:
+        name: Of the check.
+        found: By the oracle.
+        exactly: Whether every bit must be equal, as on the CPU; else every token, or nearly the same logits.
+    """
+    n, layers, most = len(found.ids), len(found.layers), max(found.logits, *found.layers)
     if found.exact and found.agrees:
-        layers = len(found.layers)
-        return Finding(name, "ok", f"{n_tokens} tokens and all {layers} layers equal to stock mlx-lm, bit by bit")
-    if device == mx.Device(mx.gpu) and most < GPU_TOLERANCE and found.agrees:
-        return Finding(name, "ok", f"{n_tokens} tokens as stock mlx-lm, layers and logits within {most:.2g}")
+        return Finding(name, "ok", f"{n} tokens and all {layers} layers equal to stock mlx-lm, bit by bit")
     said = f"logits differ from stock mlx-lm by up to {found.logits:.3g}, layers by up to {most:.3g}"
+    if not exactly and found.agrees:
+        return Finding(name, "ok", f"{n} tokens as stock mlx-lm; {said}, as kernels for other shapes round")
     if found.first_difference is not None:
         said += f"; token {found.first_difference} is another"
-    return Finding(name, "wrong", said, "please report this with the block below; answers cannot be trusted here")
+    if not exactly and found.logits < GPU_TOLERANCE:
+        return Finding(name, "warn", said, "two tokens were nearly equally likely; run it again with another model")
+    return Finding(name, "wrong", said, REPORT)
 
 
 def check_memory() -> Finding:
@@ -166,23 +182,30 @@ def run(check: Callable[[], Finding], name: str) -> Finding:
 
 
 def _greedy(folder: Path, cache_gb: float, n_tokens: int) -> tuple[Sequence[int], int]:
-    """Tokens that follow the prompt, and the number of slots."""
+    """Tokens that follow the prompt, which is fed token by token as well, and the number of slots."""
     model, _ = load_streamed(folder, cache_gb=cache_gb)
-    cache, feed, out = make_prompt_cache(model), list(PROMPT), []
-    for _ in range(n_tokens):
-        logits = model(mx.array([feed]), cache=cache)[0, -1]
-        feed = [cast("int", mx.argmax(logits).item())]  # host synchronisation
-        out += feed
+    cache, out = make_prompt_cache(model), list(PROMPT)
+    for n in range(len(PROMPT) + n_tokens - 1):
+        logits = model(mx.array([[out[n]]]), cache=cache)[0, -1]
+        token = cast("int", mx.argmax(logits).item())  # host synchronisation
+        if n >= len(PROMPT) - 1:
+            out.append(token)
     n_slots = sum(pool.n_slots for pool in model.pools.layers.values())
     _forget(model)
-    return out, n_slots
+    return out[len(PROMPT) :], n_slots
 
 
-def _smallest_gb(folder: Path) -> float:
+def _first_difference(a: Sequence[int], b: Sequence[int]) -> int | None:
+    return next((n for n, (x, y) in enumerate(zip(a, b, strict=True)) if x != y), None)
+
+
+def _smallest_gb(folder: Path, waves: bool = True) -> float:
+    """The least memory for experts: at all, or without computing one token's experts in waves."""
     source, _ = open_source(folder)
     source.close()
     shape = ModelConfig.from_dict(read_config(folder), str(folder))
-    return (memory.minimum_bytes(source.tables, shape.top_k) + 1) / memory.GB
+    least = memory.minimum_bytes if waves else memory.cycle_bytes
+    return (least(source.tables, shape.top_k) + 1) / memory.GB
 
 
 def _forget(model: nn.Module) -> None:
@@ -202,7 +225,11 @@ def _on(device: mx.Device) -> Iterator[None]:
         mx.set_default_device(before)
 
 
+def _is_cpu(device: mx.Device) -> bool:
+    return device == mx.Device(mx.cpu)
+
+
 def _name(device: mx.Device) -> str:
-    if device == mx.Device(mx.cpu):
+    if _is_cpu(device):
         return "CPU"
     return "GPU (Metal)" if mx.metal.is_available() else "GPU (CUDA)"

@@ -26,6 +26,7 @@ from swiftlet_mlx.cli import remembered
 from swiftlet_mlx.cli.app import app
 from swiftlet_mlx.cli.run import run
 from swiftlet_mlx.errors import ReadFailed
+from swiftlet_mlx.oracle import Comparison
 from swiftlet_mlx.qpack import open_container
 from swiftlet_mlx.slots import SlotPool
 from swiftlet_mlx.unpack import unpack
@@ -107,7 +108,7 @@ def confuse_slots(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_confused_slot_table_is_found_by_reuse_and_by_the_oracle(
     container: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(doctor, "_smallest_gb", lambda folder: 0.00004)  # two slots a layer
+    monkeypatch.setattr(doctor, "_smallest_gb", lambda folder, waves=True: 0.00004)  # two slots a layer
     assert doctor.check_slot_reuse(container, CPU, 24).verdict == "ok"
     confuse_slots(monkeypatch)
     reuse, oracle = doctor.check_slot_reuse(container, CPU, 24), doctor.check_oracle(container, CPU, 8)
@@ -130,6 +131,30 @@ def test_slots_that_are_overwritten_too_early_are_found(container: Path, monkeyp
     monkeypatch.setattr(loader.Pools, "_evaluate", late)
     found = doctor.run(lambda: doctor.check_slot_reuse(container, CPU, 24), "reuse")
     assert found.verdict == "wrong"
+
+
+@pytest.mark.parametrize(
+    ("layers", "logits", "first", "exactly", "verdict"),
+    [
+        ((0.0,), 0.0, None, True, "ok"),
+        ((0.0,), 0.0, 3, True, "wrong"),  # all numbers equal, yet another token was said
+        ((1e-6,), 1e-6, None, True, "wrong"),
+        ((0.5,), 0.1, None, False, "ok"),
+        ((0.5,), 0.1, 5, False, "warn"),
+        ((9.0,), 4.0, 5, False, "wrong"),
+    ],
+)
+def test_the_oracle_is_judged_by_bits_on_the_cpu_and_by_tokens_on_a_gpu(
+    layers: tuple[float, ...], logits: float, first: int | None, exactly: bool, verdict: str
+) -> None:
+    found = Comparison(10, (1, 2, 3, 4, 5, 6), layers, logits, first)
+    assert doctor.judge_oracle("oracle", found, exactly).verdict == verdict
+
+
+def test_a_device_that_does_not_repeat_itself_is_a_note(container: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said = iter(([1, 2, 3], [1, 2, 4], [1, 2, 5]))
+    monkeypatch.setattr(doctor, "_greedy", lambda *_: (next(said), 8))
+    assert doctor.check_slot_reuse(container, CPU).verdict == "warn"
 
 
 def test_an_untested_version_is_a_note_with_the_command_that_mends_it(monkeypatch: pytest.MonkeyPatch) -> None:

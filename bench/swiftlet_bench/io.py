@@ -14,6 +14,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
+from itertools import count
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 
@@ -77,23 +79,23 @@ def measure(
     Raises:
         ReadFailed: the file is too short or cannot be read.
     """
-    cases = [Case(size, n, cold) for cold in states for size in sizes for n in threads]
-    turn = iter(range(1 << 30))
-    cached = False
-
-    def once(case: Case) -> Callable[[], dict[str, float]]:
-        return lambda: _read(path, case, case_bytes, seed=next(turn))
-
-    def prepare(name: str) -> None:
-        nonlocal cached
-        if name.endswith("cold"):
-            _forget(path)
-            cached = False
-        elif not cached:  # warm means warm: the whole file once
-            _pass(path)
-            cached = True
-
-    found = in_turn({c.name: once(c) for c in cases}, rounds, 0, prepare, progress)
+    seed = count()
+    found: dict[str, dict[str, Spread]] = {}
+    done, total = 0, rounds * len(sizes) * len(threads) * len(states)
+    cases: list[Case] = []
+    for cold in states:  # one state after the other: macOS cannot forget what a warm case has read
+        if not cold:
+            _pass(path)  # warm means warm: the whole file once
+        part = [Case(size, n, cold) for size in sizes for n in threads]
+        found |= in_turn(
+            {c.name: partial(_read, path, c, case_bytes, seed) for c in part},
+            rounds,
+            0,
+            before_each=lambda name, cold=cold: _forget(path) if cold else None,  # type: ignore[misc]
+            progress=lambda n, _, what, before=done: progress(before + n, total, what),  # type: ignore[misc]
+        )
+        done += rounds * len(part)
+        cases += part
     return [
         Result(c, *(found[c.name][key] for key in ("bytes_per_second", "median_seconds", "p99_seconds"))) for c in cases
     ]
@@ -126,6 +128,7 @@ def sample_file(folder: Path, nbytes: int) -> Iterator[Path]:
     rng = np.random.default_rng(0)
     block = rng.integers(0, 256, _BLOCK, np.uint8)
     with NamedTemporaryFile(dir=folder, prefix="swiftlet-io-", suffix=".bin") as file:
+        _past_the_cache(file.fileno(), True)  # or macOS would serve it from memory afterwards
         written = 0
         while written < nbytes:
             block[:8] = np.frombuffer(written.to_bytes(8, "little"), np.uint8)  # no two alike, should a disk compare
@@ -135,13 +138,13 @@ def sample_file(folder: Path, nbytes: int) -> Iterator[Path]:
         yield Path(file.name)
 
 
-def _read(path: Path, case: Case, case_bytes: int, seed: int) -> dict[str, float]:
-    """One case once."""
+def _read(path: Path, case: Case, case_bytes: int, seeds: Iterator[int]) -> dict[str, float]:
+    """One case once, at other places each time."""
     size = path.stat().st_size
     places = list(range(0, size - case.read_bytes + 1, case.read_bytes))
     if not places:
         raise ReadFailed(f"{path.name}: {size} bytes are too few for reads of {case.read_bytes}; give a larger file")
-    random.Random(seed).shuffle(places)
+    random.Random(next(seeds)).shuffle(places)
     places = places[: max(case.threads, case_bytes // case.read_bytes)]
     fd = os.open(path, os.O_RDONLY)
     times: list[float] = []
