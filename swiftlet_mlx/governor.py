@@ -13,6 +13,7 @@ from statistics import median
 
 from .machine import Pressure, pressure
 from .pools import Pools
+from .stats import Stats
 
 WINDOW = 48  # steps a size is judged by, after as many to fill the new slots
 GROWTH = 1.25
@@ -58,26 +59,31 @@ class Search:
 
 
 class Governor:
-    """Measures the steps of a model and lets its pools grow while that helps. To be set as `pools.on_step`."""
+    """Measures the steps of a model and says what its pools should have. To be set as `pools.on_step`.
 
-    def __init__(self, pools: Pools, search: Search, clock: Callable[[], float] = time.perf_counter) -> None:
+    Args:
+        stats: of the pools; the pools themselves are not held, or they would outlive their model.
+        search: decides.
+        clock: seconds.
+    """
+
+    def __init__(self, stats: Stats, search: Search, clock: Callable[[], float] = time.perf_counter) -> None:
         self.search = search
-        self._stats = pools.stats
-        self._ask_for = pools.ask_for
+        self._stats = stats
         self._clock = clock
         self._steps: list[tuple[float, float]] = []  # seconds, of which waiting
         self._last: tuple[float, float] | None = None
 
-    def __call__(self) -> None:
-        """A step begins."""
-        now, waited = self._clock(), self._stats.wait_seconds
+    def __call__(self) -> int | None:
+        """A step begins. Returns the size to have from now on, None to leave it."""
         if self.search.settled:
-            return
+            return None
+        now, waited = self._clock(), self._stats.wait_seconds
         if self._last is not None:
             self._steps.append((now - self._last[0], waited - self._last[1]))
         self._last = now, waited
         if len(self._steps) < 2 * WINDOW:
-            return
+            return None
         steps = self._steps[WINDOW:]
         typical = median(seconds for seconds, _ in steps)
         # a prompt or a pause of the user between two steps is no step
@@ -85,8 +91,7 @@ class Governor:
         self._steps.clear()
         before = self.search.size
         size = self.search.judge(typical, sum(waits) / len(waits))
-        if size != before:
-            self._ask_for(size)
+        return size if size != before else None
 
 
 class Relief:

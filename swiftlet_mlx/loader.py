@@ -136,6 +136,7 @@ def load_streamed(
     except BaseException:
         builder.close()
         raise
+    builder.pools = None  # the model's class refers to the builder, and a class lives until garbage is collected
     return model, config
 
 
@@ -240,7 +241,7 @@ class _Builder:
             if stock_model.__module__ in GRAPH_ONLY:
 
                 def __call__(self, *args: Any, **kwargs: Any) -> Any:
-                    if _layer_classes(self) != self.built:  # a wrapper may evaluate what the layer inside it returns
+                    if not self.pools.alone or _layer_classes(self) != self.built:
                         return super().__call__(*args, **kwargs)
                     with self.pools.building():
                         return super().__call__(*args, **kwargs)
@@ -256,7 +257,7 @@ class _Builder:
         pools = Pools(self.source, slots, ReadThreads(self.threads), top_k)
         pools.plan = plan
         if not plan.asked:
-            pools.on_step = Governor(pools, search)
+            pools.on_step = Governor(pools.stats, search)
         if pools.nbytes < self.plan.cycle:
             self.warn(
                 f"the cache holds {sum(p.n_slots for p in pools.layers.values())} experts, one token uses "

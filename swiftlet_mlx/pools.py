@@ -110,14 +110,18 @@ class Pools:
         recorder: called with (layer, experts) for each layer call of a decode step, if set. Resident layers then
             read the router's choice back, too.
         plan: how memory was divided when the model was loaded.
-        on_step: called before each decode step, if set.
+        on_step: called before each decode step, if set; may return a number of bytes to ask for.
+        alone: set by an engine, which owns its model: nobody evaluates anything in the middle of a step, so a step's
+            graph may be built on slots that are still being filled. A script that calls the model itself may have
+            put anything in between (a tracer that evaluates what a block returns), so there it stays off.
     """
 
     def __init__(self, source: ExpertSource, n_slots: Mapping[int, int], threads: ReadThreads, top_k: int = 0) -> None:
         self.source = source
         self.stats = Stats()
         self.plan: Plan | None = None
-        self.on_step: Callable[[], None] | None = None
+        self.on_step: Callable[[], int | None] | None = None
+        self.alone = False
         self.top_k = top_k
         self.first = min(n_slots)
         self.layers = {layer: SlotPool(source.tables[layer], n) for layer, n in n_slots.items()}
@@ -313,8 +317,9 @@ class Pools:
 
     def before_step(self) -> None:
         """Called by the first streamed layer when a decode step reaches it: the moment for changes."""
-        if self.on_step is not None:
-            self.on_step()
+        size = self.on_step() if self.on_step is not None else None
+        if size is not None:
+            self.ask_for(size)
         if self._changed:
             self.apply()
 

@@ -62,17 +62,16 @@ def test_noise_moves_the_size_within_its_bounds_and_it_settles() -> None:
 def test_a_step_is_judged_without_prompts_and_pauses_between() -> None:
     seen: list[tuple[float, float]] = []
     search: Any = SimpleNamespace(settled=False, size=7, judge=lambda step, wait: (seen.append((step, wait)), 9)[1])
-    asked: list[int] = []
-    pools: Any = SimpleNamespace(stats=Stats(), ask_for=asked.append)
-    now = [0.0]
-    measure = Governor(pools, search, clock=lambda: now[0])
+    asked: list[int | None] = []
+    stats, now = Stats(), [0.0]
+    measure = Governor(stats, search, clock=lambda: now[0])
     for n in range(2 * governor.WINDOW + 1):
-        measure()
+        asked.append(measure())
         now[0] += 60.0 if n % 10 == 5 else 0.1  # the user thinks, a prompt is read
-        pools.stats.wait_seconds += 20.0 if n % 10 == 5 else 0.04
+        stats.wait_seconds += 20.0 if n % 10 == 5 else 0.04
     assert len(seen) == 1
     assert seen[0] == (pytest.approx(0.1), pytest.approx(0.04))
-    assert asked == [9]
+    assert [size for size in asked if size is not None] == [9]
 
 
 # ---- pressure ------------------------------------------------------------------------------------------------------

@@ -200,6 +200,7 @@ def test_a_layer_that_is_wrapped_and_evaluated_waits_for_its_reads(folders: Any,
 
     folder, seen = folders("qwen3_next"), []
     model = streamed(folder, 2)
+    model.pools.alone = True
     read = model.pools.source.read
     model.pools.source.read = lambda *given: (time.sleep(0.002), read(*given))[1]
     for n, layer in enumerate(model.model.layers):
@@ -290,12 +291,18 @@ def test_two_models_in_one_process_do_not_see_each_other(folders: Any) -> None:
 
 
 def test_a_model_that_is_dropped_frees_its_slots(folders: Any) -> None:
-    model = streamed(folders("qwen3_next"), 3)
-    decode(model)
-    pool = weakref.ref(model.pools.layers[0])
-    del model
-    gc.collect()
-    assert pool() is None
+    for options in ({"cache_gb": gb(folders("qwen3_next"), 3)}, {}):
+        model: Any = load_streamed(folders("qwen3_next"), **options)[0]
+        decode(model)
+        pool = weakref.ref(model.pools.layers[0])
+        gc.collect()
+        gc.disable()  # by its references alone, or its memory would be in the way of the next model's
+        try:
+            model.pools.close()
+            del model
+            assert pool() is None
+        finally:
+            gc.enable()
 
 
 def test_resizing_between_tokens_changes_memory_and_no_answer(folders: Any) -> None:
@@ -395,7 +402,8 @@ def test_streamed_layers_survive_what_mlx_lm_does_to_modules(folders: Any) -> No
 
 
 def slow(model: Any, seconds: float = 0.01) -> None:
-    """Reads that take their time and leave garbage in the slot until they are done."""
+    """Reads that take their time and leave garbage in the slot until they are done, in a model that an engine owns."""
+    model.pools.alone = True
     inner = model.pools.source.read
 
     def read(layer: int, first: int, rows: Any) -> int:
@@ -431,6 +439,24 @@ def test_a_model_builds_on_while_its_experts_are_read_and_evaluates_nothing_befo
     assert same(decode(model), decode(load_model(folder)[0]))
     assert any(open_at_build), "nothing was built while experts were read"
     assert model.pools._open is None
+    model.pools.close()
+
+
+def test_a_model_that_no_engine_owns_may_be_looked_into_anywhere(folders: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = folders("qwen3_next")
+    expected = decode(load_model(folder)[0])
+    model = streamed(folder, 2)
+    slow(model)
+    model.pools.alone = False
+    inner = Streamed.__call__
+
+    def looked_into(self: Any, x: mx.array, indices: mx.array) -> mx.array:
+        y = inner(self, x, indices)
+        mx.eval(y)
+        return y
+
+    monkeypatch.setattr(Streamed, "__call__", looked_into)
+    assert same(decode(model), expected)
     model.pools.close()
 
 

@@ -275,7 +275,7 @@ def test_a_grown_pool_fills_and_ends_its_read_backs(model: Any) -> None:
 
 def test_something_may_happen_before_each_step_and_only_there(model: Any) -> None:
     calls: list[int] = []
-    model.pools.on_step = lambda: calls.append(1)
+    model.pools.on_step = lambda: calls.append(1)  # returns None: no change is asked for
     cache = make_prompt_cache(model)
     for token in TOKENS:
         mx.eval(model(mx.array([[token]]), cache=cache))
