@@ -396,8 +396,9 @@ class _Worker:
     def _start(self) -> bool:
         try:
             self.model, self.tokenizer = self._load()
-            if self._prefill is None and getattr(self.model, "pools", None) is not None:
-                self._prefill = read_layer_by_layer
+            if getattr(self.model, "pools", None) is not None:
+                self.model.pools.alone = True
+                self._prefill = self._prefill or read_layer_by_layer
             self.n_vocab = context.stated(self.model, "vocab_size")
             free = context.free_bytes()
             if self.context_tokens is None:
