@@ -9,7 +9,7 @@ import typer
 
 from . import console, options
 from .care import cared_for
-from .running import counters, opening
+from .running import DEMO_LINE, counters, opening
 
 if TYPE_CHECKING:
     from swiftlet_mlx.server.process import Server
@@ -77,7 +77,7 @@ def serve(
     """
     from swiftlet_mlx.engine import Engine
     from swiftlet_mlx.errors import OptionError
-    from swiftlet_mlx.locate import find_model
+    from swiftlet_mlx.locate import DEMO, find_model
     from swiftlet_mlx.server.process import listen, url
     from swiftlet_mlx.server.process import serve as run
     from swiftlet_mlx.server.settings import Settings, is_loopback
@@ -105,6 +105,8 @@ def serve(
     remark = (lambda text: None) if quiet else console.warn
     sock = listen(host, port)  # before the model is loaded: a used port is told at once
     console.say(f"Listening on {url(sock)} (loading {settings.model_id})")
+    if model == DEMO and not quiet:
+        console.say(DEMO_LINE)
 
     def ready(server: Server) -> None:
         if not quiet:
