@@ -51,6 +51,7 @@ class _Case:
     turn: int = 0
     prompt_tokens: int = 0
     """As the engine counts them, where it does."""
+    version: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +122,7 @@ def measure(
     rows = []
     for name, case in cases.items():
         counted = case.prompt_tokens or outside.prompt_tokens
-        setting = case.setting or replace(outside, engine=name, prompt_tokens=counted)
+        setting = case.setting or replace(outside, engine=name, prompt_tokens=counted, versions=case.version)
         rows.append(Row(name, replace(setting, n=rounds, warm_up=1), found[name], today()))
     key = "decode_tokens_per_second"
     first = rows[0].values
@@ -168,6 +169,7 @@ def _program(command: str, model: Path, max_tokens: int) -> Callable[[_Prompt, _
         values = {k: float(v) for k, v in said.items() if isinstance(v, (int, float)) and not isinstance(v, bool)}
         if "decode_tokens_per_second" not in values:
             raise children.ChildFailed(f"{words[0]} did not report decode_tokens_per_second")
+        case.version = str(said.get("version", ""))
         if isinstance(said.get("ids"), list):
             case.outputs.append(prompts.digest(said["ids"]))
         return values
@@ -195,7 +197,7 @@ def _setting_from_outside(model: Path, prompt: _Prompt, max_tokens: int) -> Sett
     here = machine.machine()
     return Setting(
         machine=here.slug, chip=here.chip, system=here.system, backend=here.backend, device=here.device,
-        memory_bytes=here.memory_bytes, versions="", commit="", engine="", model=model.name,
+        memory_bytes=here.memory_bytes, versions="", commit=machine.commit(), engine="", model=model.name,
         model_hash=model_hash(model), synthetic=is_synthetic(read_config(model)), cache_bytes=0, threads=0,
         io="", page_cache="unknown", prompt_tokens=len(prompt.ids), prompt_hash=prompts.digest(prompt.ids),
         max_tokens=max_tokens, warm_up=1, n=0,
