@@ -31,7 +31,7 @@ Plot = Annotated[
 
 
 def bench(
-    model: options.Model,
+    model: options.Model = "demo",
     cache_gb: options.CacheGb = None,
     prompt_tokens: PromptTokens = "128,512,2048",
     max_tokens: Annotated[int, typer.Option("--max-tokens", min=2, help="Tokens to generate in a decode run.")] = 64,
