@@ -27,8 +27,9 @@ from numpy.typing import NDArray
 from .device import backend
 from .moe import Streamed
 from .moe import _Projection as Projection
-from .pools import Pools, neighbours
+from .pools import Pools
 from .reader import IO_THREADS
+from .reads import neighbours
 from .routes import Ints, Routes, groups
 from .slots import EMPTY, SlotPool
 

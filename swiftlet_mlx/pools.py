@@ -17,7 +17,6 @@ from concurrent.futures import Future
 from concurrent.futures import wait as wait_for
 from contextlib import contextmanager
 from itertools import chain
-from queue import SimpleQueue
 from typing import Any, TypeVar
 
 import mlx.core as mx
@@ -27,6 +26,7 @@ from numpy.typing import NDArray
 from .memory import Plan, minimum_bytes, split
 from .read_threads import ReadThreads
 from .reader import ExpertSource
+from .reads import Reads, Run, neighbours
 from .slots import EMPTY, SlotPool
 from .stats import Stats
 
@@ -37,63 +37,6 @@ T = TypeVar("T")
 HOLD_BYTES = 1 << 20
 FILL_BYTES = 64 << 20  # one read of neighbouring experts when a layer is loaded whole
 PREFETCH_BYTES = 8 << 20  # the same in the background: a prompt that arrives waits for one of them
-
-
-class Reads:
-    """The reads of one layer call."""
-
-    __slots__ = ("begun", "claims", "done", "pool", "results")
-
-    def __init__(self, pool: SlotPool, claims: list[tuple[int, int]]) -> None:
-        self.pool = pool
-        self.claims = claims  # (expert, slot)
-        self.results: list[tuple[int, int, int, list[bytearray] | None, BaseException | None]] = []
-        self.begun: SimpleQueue[None] = SimpleQueue()
-        self.done: SimpleQueue[None] = SimpleQueue()
-
-    def read(self, source: ExpertSource, expert: int, slot: int) -> None:
-        """Fill a slot, or a staging buffer where the device does not see host writes. On any thread."""
-        pool, n, staging, error = self.pool, 0, None, None
-        self.begun.put(None)
-        try:
-            if pool.direct:
-                n = source.read(pool.table.layer, expert, [pool.rows(slot)])
-            else:
-                staging = [bytearray(s.size) for s in pool.table.sections]
-                n = source.read(pool.table.layer, expert, [[memoryview(b) for b in staging]])
-        except Exception as raised:
-            error = raised
-        self.results.append((expert, slot, n, staging, error))
-        self.done.put(None)
-
-
-class _Run:
-    """Neighbouring experts of one layer, read in one request."""
-
-    def __init__(self, pool: SlotPool, claims: list[tuple[int, int]]) -> None:
-        self.pool = pool
-        self.claims = claims  # (expert, slot), ascending by expert
-        self.read_bytes = 0  # 0 until they are read
-        self.error: Exception | None = None
-
-    def read(self, source: ExpertSource) -> None:
-        """On a read thread; the device must see host writes."""
-        try:
-            rows = [self.pool.rows(slot) for _, slot in self.claims]
-            self.read_bytes = source.read(self.pool.table.layer, self.claims[0][0], rows)
-        except Exception as error:
-            self.error = error
-
-
-def neighbours(claims: Sequence[tuple[int, int]], most: int) -> list[list[tuple[int, int]]]:
-    """Cut (expert, slot) pairs, ascending by expert, into runs that lie side by side on disk, `most` a run."""
-    runs: list[list[tuple[int, int]]] = []
-    for expert, slot in claims:
-        if runs and expert == runs[-1][-1][0] + 1 and len(runs[-1]) < most:
-            runs[-1].append((expert, slot))
-        else:
-            runs.append([(expert, slot)])
-    return runs
 
 
 class Pools:
@@ -133,7 +76,7 @@ class Pools:
         self._wanted = self._size = self.nbytes  # asked for, and what the pools were last set to
         self._limit: int | None = None
         self._changed = False
-        self._prefetching: list[_Run] = []
+        self._prefetching: list[Run] = []
 
     @property
     def nbytes(self) -> int:
@@ -289,7 +232,7 @@ class Pools:
             experts = [e for e in wanted.get(layer, ()) if pool.slots[e] == EMPTY]
             if pool.direct:
                 for run in neighbours(pool.claim(sorted(experts[: pool.n_free])), PREFETCH_BYTES // pool.table.stride):
-                    self._prefetching.append(_Run(pool, run))
+                    self._prefetching.append(Run(pool, run))
         for read in self._prefetching:
             self._threads.post_idle(read.read, self.source)
 
@@ -360,7 +303,7 @@ class Pools:
         for pool in self.layers.values():
             count = pool.table.expert_count
             if pool.n_slots == count and pool.direct:
-                runs += [_Run(pool, r) for r in neighbours(pool.claim(range(count)), FILL_BYTES // pool.table.stride)]
+                runs += [Run(pool, r) for r in neighbours(pool.claim(range(count)), FILL_BYTES // pool.table.stride)]
         futures = [self.submit(run.read, self.source) for run in runs]
         wait_for(futures)
         for run in runs:

@@ -30,8 +30,9 @@ from mlx_lm.utils import load_model
 from swiftlet_mlx.config import for_mlx_lm, read_config
 from swiftlet_mlx.loader import load_streamed
 from swiftlet_mlx.moe import Streamed
-from swiftlet_mlx.pools import Pools, Reads
+from swiftlet_mlx.pools import Pools
 from swiftlet_mlx.qpack import CONFIG, DENSE
+from swiftlet_mlx.reads import Reads
 from swiftlet_mlx.stats import Stats
 
 from .prefill import empty
