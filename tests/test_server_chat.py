@@ -343,10 +343,13 @@ def test_parts_are_read_as_text(plain: Served) -> None:
     assert one == plain.post("/tokenize", {"messages": USER}).json()["tokens"]
 
 
-def test_a_prompt_beyond_the_context_is_refused(plain: Served) -> None:
-    response = plain.chat(messages=[{"role": "user", "content": "word " * 5000}])
+@pytest.mark.parametrize("words", [5000, 60_000])
+def test_a_prompt_beyond_the_context_is_refused(plain: Served, words: int) -> None:
+    """Far beyond it, before its tokens are counted: that takes a tokenizer seconds."""
+    response = plain.chat(messages=[{"role": "user", "content": "word " * words}])
     assert response.status_code == 400
     assert error_of(response)["code"] == "context_length_exceeded"
+    assert ("characters" in error_of(response)["message"]) == (words > 5000)
 
 
 # ---- fields ------------------------------------------------------------------------------------------------------

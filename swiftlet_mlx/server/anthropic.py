@@ -40,9 +40,10 @@ def messages(desk: Desk, request: MessagesRequest) -> Wish:
         constraint=constrained(request.response_format, tools=bool(request.offered))
         or constrained_calls(request.offered, request.strict, forced=request.forced is not None, field="tools"),
     )
-    conversation.check(desk.settings)
+    conversation.check(desk.settings, desk.engine.context_tokens)
     choice = request.tool_choice
     return Wish(
+        characters=conversation.characters,
         starts=[partial(conversation.start, desk.completions, desk.settings)],
         whole=partial(_whole, desk.settings.model_id),
         writer=MessagesWriter(desk.settings.model_id) if request.stream else None,
@@ -58,7 +59,7 @@ async def count(desk: Desk, request: CountRequest) -> dict[str, Any]:
         tools=request.offered,
         template_options=request.template_options,
     )
-    conversation.check(desk.settings)
+    conversation.check(desk.settings, desk.engine.context_tokens)
     return {"input_tokens": len(await desk.prompt_ids(conversation))}
 
 

@@ -21,7 +21,6 @@ from swiftlet_mlx.events import Statistics
 
 from .anthropic import count, messages
 from .anthropic_protocol import CountRequest, MessagesRequest
-from .body import read_object
 from .chat import chat
 from .deliver import ClientGone, Wish, deliver
 from .desk import Desk
@@ -53,7 +52,7 @@ class _Posted(Generic[M]):
             ClientGone: the client left before its end.
         """
         try:
-            body = await read_object(Request(scope, receive), self._desk.settings)
+            body = await self._desk.bodies.read(Request(scope, receive))
         except ClientDisconnect:
             raise ClientGone from None
         name = body.get("model")

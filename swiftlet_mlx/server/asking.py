@@ -6,6 +6,7 @@ returns, which are called on worker threads.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -20,6 +21,8 @@ from .constrain import Constraint
 from .failures import ApiError, unsupported
 from .settings import Settings
 
+# Text has 1 to 6 characters a token. Even a page of blanks has no more than this.
+MAX_CHARACTERS_PER_TOKEN = 64
 MARK = "zqxname"  # a function's name that appears in no template
 
 
@@ -79,12 +82,20 @@ class Conversation:
         # A forced call begins the reply, so there is no room for a thought before it.
         return replace(ask, thinking=False, reply_start=call_opening(completions, self.forced))
 
-    def check(self, settings: Settings) -> None:
-        """Refuse what can be refused without the model.
+    @property
+    def characters(self) -> int:
+        """How much text there is, about."""
+        contents = [m.get("content") or "" for m in self.messages]
+        said = sum(len(c) if isinstance(c, str) else sum(len(p.get("text") or "") for p in c) for c in contents)
+        return said + (len(json.dumps(self.tools)) if self.tools else 0)
+
+    def check(self, settings: Settings, context_tokens: int | None) -> None:
+        """Refuse what can be refused without templates and tokenizers.
 
         Raises:
-            ApiError: too many messages.
+            ApiError: too many messages, or far too much text.
         """
+        check_length(self.characters, context_tokens)
         if len(self.messages) > settings.max_messages:
             raise ApiError(
                 400,
@@ -92,6 +103,21 @@ class Conversation:
                 param="messages",
                 code="too_many_messages",
             )
+
+
+def check_length(characters: int, context_tokens: int | None) -> None:
+    """Refuse a text that cannot fit the context, without the seconds that it takes to count its tokens.
+
+    Raises:
+        ApiError: it is too long.
+    """
+    if context_tokens is not None and characters > context_tokens * MAX_CHARACTERS_PER_TOKEN:
+        raise ApiError(
+            400,
+            f"The prompt has {characters} characters, and the context holds {context_tokens} tokens, reply included.",
+            param="messages",
+            code="context_length_exceeded",
+        )
 
 
 def varied(sampling: Mapping[str, Any], choice: int) -> dict[str, Any]:

@@ -21,21 +21,47 @@ from .settings import Settings
 DISCARDED = 4
 
 
-async def read_object(request: Request, settings: Settings) -> dict[str, Any]:
-    """Read a body.
+class Bodies:
+    """Reads request bodies, and knows how many bytes of all of them are held."""
 
-    Raises:
-        ApiError: 400 it is not a JSON object, 408 it takes too long, 413 it is too large.
-        ClientDisconnect: the client left before its end.
-    """
-    try:
-        async with asyncio.timeout(settings.body_seconds):
-            raw = await _read(request, settings.max_body_bytes)
-    except TimeoutError:
-        raise ApiError(
-            408, "The request body took too long.", code="body_timeout", headers={"Connection": "close"}
-        ) from None
-    return parse_object(raw)
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._held = 0
+
+    async def read(self, request: Request) -> dict[str, Any]:
+        """Read a body.
+
+        Raises:
+            ApiError: 400 it is not a JSON object, 408 it takes too long, 413 it is too large, 503 there are too many.
+            ClientDisconnect: the client left before its end.
+        """
+        parts: list[bytes] = []
+        try:
+            async with asyncio.timeout(self._settings.body_seconds):
+                await self._collect(request, parts)
+            return parse_object(b"".join(parts))
+        except TimeoutError:
+            raise _closing(408, "The request body took too long.", "body_timeout") from None
+        finally:
+            self._held -= sum(map(len, parts))
+
+    async def _collect(self, request: Request, parts: list[bytes]) -> None:
+        limit, size = self._settings.max_body_bytes, 0
+        too_large = _closing(413, f"The request body is larger than {limit} bytes.", "request_too_large")
+        stated = request.headers.get("content-length", "")
+        if stated.isdecimal() and int(stated[:20]) > limit * DISCARDED:
+            raise too_large
+        async for part in request.stream():
+            size += len(part)
+            if size > limit * DISCARDED:
+                break
+            if size <= limit:
+                parts.append(part)
+                self._held += len(part)
+                if self._held > self._settings.max_bodies_bytes:
+                    raise _closing(503, "Too many large requests at once. Try again.", "too_many_bodies")
+        if size > limit:
+            raise too_large
 
 
 def parse_object(raw: bytes) -> dict[str, Any]:
@@ -60,31 +86,9 @@ def parse_object(raw: bytes) -> dict[str, Any]:
     return value
 
 
-async def _read(request: Request, limit: int) -> bytes:
-    stated = request.headers.get("content-length", "")
-    if stated.isdecimal() and int(stated[:20]) > limit * DISCARDED:
-        raise _too_large(limit)
-    parts, size = [], 0
-    async for part in request.stream():
-        size += len(part)
-        if size > limit * DISCARDED:
-            break
-        if size <= limit:
-            parts.append(part)
-        else:
-            parts.clear()
-    if size > limit:
-        raise _too_large(limit)
-    return b"".join(parts)
-
-
-def _too_large(limit: int) -> ApiError:
-    return ApiError(
-        413,
-        f"The request body is larger than {limit} bytes.",
-        code="request_too_large",
-        headers={"Connection": "close"},
-    )
+def _closing(status: int, message: str, code: str) -> ApiError:
+    """An error after which the connection is closed, since the rest of the body would follow."""
+    return ApiError(status, message, code=code, headers={"Connection": "close"})
 
 
 def _no_constant(name: str) -> Any:

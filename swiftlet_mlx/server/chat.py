@@ -44,9 +44,10 @@ def chat(desk: Desk, request: ChatRequest) -> Wish:
         ApiError: something in it will not be honoured.
     """
     conversation = _conversation(request)
-    conversation.check(desk.settings)
+    conversation.check(desk.settings, desk.engine.context_tokens)
     settings, completions = desk.settings, desk.completions
     return Wish(
+        characters=conversation.characters,
         starts=[partial(conversation.start, completions, settings, i) for i in range(request.n)],
         whole=partial(_whole, settings.model_id),
         writer=ChatWriter(settings.model_id, desk, request.stream_options) if request.stream else None,

@@ -87,12 +87,14 @@ class Wish:
 
     Args:
         starts: begin a reply each, in order; called on a worker thread.
+        characters: how much text each has to read, about.
         whole: the body of an answer that is not streamed.
         writer: how to stream; None if the answer is wanted whole.
         one_call: end a reply after its first tool call.
     """
 
     starts: Sequence[Callable[[], Stream]]
+    characters: int
     whole: Callable[[Sequence[Answer]], dict[str, Any]]
     writer: Writer | None = None
     one_call: bool = False
@@ -120,7 +122,7 @@ async def _whole(desk: Desk, wish: Wish, watch: _Watch, scope: Scope, send: Send
     answers = []
     for start in wish.starts:
         answer = Answer()
-        async for event in _events(desk, start, wish.one_call, watch, scope):
+        async for event in _events(desk, wish, start, watch, scope):
             answer.take(event)
         answers.append(answer)
     body = dumps(wish.whole(answers))
@@ -133,7 +135,7 @@ async def _stream(desk: Desk, wish: Wish, writer: Writer, watch: _Watch, scope: 
     out = _Frames(send, writer.heartbeat, desk.settings.heartbeat_seconds)
     try:
         for choice, start in enumerate(wish.starts):
-            async for event in _events(desk, start, wish.one_call, watch, scope):
+            async for event in _events(desk, wish, start, watch, scope):
                 frames = writer.event(choice, event)
                 if frames:
                     await out.write(frames)
@@ -154,14 +156,14 @@ async def _stream(desk: Desk, wish: Wish, writer: Writer, watch: _Watch, scope: 
 
 
 async def _events(
-    desk: Desk, start: Callable[[], Stream], one_call: bool, watch: _Watch, scope: Scope
+    desk: Desk, wish: Wish, start: Callable[[], Stream], watch: _Watch, scope: Scope
 ) -> AsyncIterator[Event]:
     """The events of one reply, up to its Finish.
 
     Raises:
         ApiError: it was refused or failed. ClientGone: nobody wants it any more.
     """
-    stream = await desk.begin(start)
+    stream = await desk.begin(start, wish.characters)
     try:
         watch.follow(stream)
         called = False
@@ -181,7 +183,7 @@ async def _events(
             elif called and not isinstance(event, Finish):
                 continue
             yield event
-            if one_call and isinstance(event, ToolCall):
+            if wish.one_call and isinstance(event, ToolCall):
                 called = True
                 stream.cancel()
     except SwiftletError as error:

@@ -23,6 +23,7 @@ from swiftlet_mlx.engine import Engine, Stream
 from swiftlet_mlx.errors import SwiftletError
 
 from .asking import Conversation
+from .body import Bodies
 from .failures import ApiError, from_library
 from .metrics import Metrics
 from .settings import Settings
@@ -30,6 +31,7 @@ from .settings import Settings
 T = TypeVar("T")
 
 WORKERS = 4  # threads for templates and tokenizers; one engine cannot use more prompts than they prepare
+LONG_CHARACTERS = 200_000  # more take a tokenizer a second
 MODEL_SHOWN = 100  # characters of an unknown model's name in the message
 
 
@@ -49,6 +51,7 @@ class Desk:
         self.engine = engine
         self.settings = settings
         self.metrics = Metrics()
+        self.bodies = Bodies(settings)
         self.say = say or (lambda text: None)
         self.started = int(time.time())
         self.stopping = False
@@ -58,6 +61,7 @@ class Desk:
         self._failure: SwiftletError | None = None
         self._streams: set[Stream] = set()
         self._workers = ThreadPoolExecutor(WORKERS, thread_name_prefix="swiftlet-prompt")
+        self._long = ThreadPoolExecutor(1, thread_name_prefix="swiftlet-long-prompt")
 
     # ---- life
 
@@ -82,7 +86,8 @@ class Desk:
 
     def close(self) -> None:
         """Let go of the worker threads."""
-        self._workers.shutdown(wait=False, cancel_futures=True)
+        for workers in (self._workers, self._long):
+            workers.shutdown(wait=False, cancel_futures=True)
 
     @property
     def health(self) -> str:
@@ -148,9 +153,10 @@ class Desk:
         finally:
             self.in_flight -= 1
 
-    async def work(self, function: Callable[[], T]) -> T:
-        """Run something on a worker thread."""
-        return await asyncio.get_running_loop().run_in_executor(self._workers, function)
+    async def work(self, function: Callable[[], T], characters: int = 0) -> T:
+        """Run something on a worker thread; with much text to read, on one where nothing short waits behind it."""
+        workers = self._long if characters > LONG_CHARACTERS else self._workers
+        return await asyncio.get_running_loop().run_in_executor(workers, function)
 
     async def prompt_ids(self, conversation: Conversation) -> list[int]:
         """The token ids of a conversation's prompt.
@@ -159,26 +165,26 @@ class Desk:
             ApiError: it cannot be written down.
         """
         completions = self.completions
-        return await self.checked(lambda: conversation.ids(completions, self.settings))
+        return await self.checked(lambda: conversation.ids(completions, self.settings), conversation.characters)
 
-    async def checked(self, function: Callable[[], T]) -> T:
+    async def checked(self, function: Callable[[], T], characters: int = 0) -> T:
         """Run something of the library's on a worker thread.
 
         Raises:
             ApiError: the library refused.
         """
         try:
-            return await self.work(function)
+            return await self.work(function, characters)
         except SwiftletError as error:
             raise from_library(error) from error
 
-    async def begin(self, start: Callable[[], Stream]) -> Stream:
+    async def begin(self, start: Callable[[], Stream], characters: int = 0) -> Stream:
         """Start a reply; `end` must follow.
 
         Raises:
             ApiError: it was refused.
         """
-        stream = await self.checked(start)
+        stream = await self.checked(start, characters)
         self._streams.add(stream)
         if self.stopping:
             stream.cancel()

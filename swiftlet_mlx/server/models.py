@@ -112,16 +112,17 @@ class Small:
         desk = self._desk
         completions, text = desk.completions, request.prompt
         if request.messages is not None:
-            tokens = await desk.prompt_ids(
-                Conversation(
-                    messages=[m.plain() for m in request.messages],
-                    tools=tuple(t.plain() for t in request.tools or ()),
-                    thinking=request.enable_thinking,
-                )
+            conversation = Conversation(
+                messages=[m.plain() for m in request.messages],
+                tools=tuple(t.plain() for t in request.tools or ()),
+                thinking=request.enable_thinking,
             )
+            conversation.check(desk.settings, desk.engine.context_tokens)
+            tokens = await desk.prompt_ids(conversation)
         else:
             tokens = await desk.checked(
-                lambda: list(completions.tokenizer.encode(text, add_special_tokens=request.add_special_tokens))
+                lambda: list(completions.tokenizer.encode(text, add_special_tokens=request.add_special_tokens)),
+                len(text or ""),
             )
         return {"tokens": tokens, "count": len(tokens), "max_model_len": desk.engine.context_tokens}
 

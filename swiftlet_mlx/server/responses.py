@@ -47,9 +47,10 @@ def responses(desk: Desk, request: ResponsesRequest) -> Wish:
         constraint=constrained(wanted, tools=bool(tools))
         or constrained_calls(plain, [bool(t.strict) for t in tools], forced=forced is not None, field="tools"),
     )
-    conversation.check(desk.settings)
+    conversation.check(desk.settings, desk.engine.context_tokens)
     model = desk.settings.model_id
     return Wish(
+        characters=conversation.characters,
         starts=[partial(conversation.start, desk.completions, desk.settings)],
         whole=lambda answers: _Response(model, request).whole(answers),
         writer=ResponsesWriter(_Response(model, request)) if request.stream else None,

@@ -29,6 +29,7 @@ class Settings:
         heartbeat_seconds: silence in a stream after which a sign of life is sent; None sends none.
         drain_seconds: how long running replies may take to end once the server was asked to stop.
         max_body_bytes: largest request body.
+        max_bodies_bytes: all request bodies together that are being received.
         max_messages: longest list of messages.
         body_seconds: how long a request body may take to arrive.
         header_seconds: how long a request's header may take.
@@ -48,7 +49,8 @@ class Settings:
     thinking: bool | None = None
     heartbeat_seconds: float | None = 15.0
     drain_seconds: float = 30.0
-    max_body_bytes: int = 16_000_000  # four bytes for each of four million characters
+    max_body_bytes: int = 8_000_000  # a million tokens of text, escapes and all
+    max_bodies_bytes: int = 64_000_000
     max_messages: int = 4096
     body_seconds: float = 30.0
     header_seconds: float = 10.0

@@ -15,7 +15,7 @@ from swiftlet_mlx.completion import Ask, Completions
 from swiftlet_mlx.engine import Stream
 from swiftlet_mlx.events import Event, Finish, Progress, Started, Statistics, TextDelta, TokenLogprob
 
-from .asking import varied
+from .asking import check_length, varied
 from .chat import DONE, FINGERPRINT, LEAST_LOGPROB, figures, frame, usage
 from .deliver import Answer, Wish
 from .desk import Desk
@@ -27,9 +27,12 @@ from .settings import Settings
 def text(desk: Desk, request: TextRequest) -> Wish:
     """What a request asks for."""
     completions, settings = desk.completions, desk.settings
+    characters = [len(p) if isinstance(p, str) else 0 for p in request.prompts]
+    check_length(max(characters), desk.engine.context_tokens)
     jobs = [(prompt, i) for prompt in request.prompts for i in range(request.n)]
     echoes = [_shown(completions, prompt) if request.echo else "" for prompt, _ in jobs]
     return Wish(
+        characters=max(characters),
         starts=[partial(_start, completions, settings, request, prompt, i) for prompt, i in jobs],
         whole=partial(_whole, settings.model_id, echoes, request.n),
         writer=TextWriter(settings.model_id, desk, request.stream_options, echoes, request.n)
