@@ -11,7 +11,7 @@ import ctypes
 import functools
 from collections.abc import Callable
 
-import mlx.core as mx
+from .device import backend
 
 _PREFERRED_LOCATION, _ACCESSED_BY = 3, 5  # cudaMemoryAdvise
 _DEVICE, _HOST = 1, 2  # cudaMemLocationType
@@ -21,14 +21,9 @@ class _Location(ctypes.Structure):
     _fields_ = (("type", ctypes.c_int), ("id", ctypes.c_int))
 
 
-def is_used() -> bool:
-    """Whether arrays live on a CUDA device."""
-    return bool(mx.default_device() == mx.Device(mx.gpu)) and not mx.metal.is_available()
-
-
 def keep_on_host(view: memoryview) -> None:
     """Let the device read this memory where it is."""
-    advise = _advise() if is_used() else None
+    advise = _advise() if backend() == "cuda" else None
     if advise is not None and view.nbytes:
         address = ctypes.addressof(ctypes.c_char.from_buffer(view))
         advise(address, view.nbytes, _PREFERRED_LOCATION, _Location(_HOST, 0))

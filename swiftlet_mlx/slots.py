@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import cuda
+from .device import backend
 from .policy import LFU
 from .qpack import LayerTable
 from .reader import Rows
@@ -161,12 +162,12 @@ class SlotPool:
         self._free = [slot for slot in range(n_slots - 1, -1, -1) if slot not in used]
         self.n_slots = n_slots
         self.complete = len(residents) == self.table.expert_count
-        if self.direct and not (self.complete and cuda.is_used()):
+        if self.direct and not (self.complete and backend() == "cuda"):
             self._look()
 
     def settle_on_device(self) -> None:
         """Where host memory is far from the device: nothing will be written any more, so let the device have it."""
-        if self.complete and cuda.is_used():
+        if self.complete and backend() == "cuda":
             self.resize(self.n_slots)
 
     def _take(self, expert: int, keep: set[int]) -> int:
