@@ -178,7 +178,23 @@ def test_the_table_takes_the_newest_row_of_each_setting(tmp_path: Path) -> None:
     lines = report.results_table(tmp_path).splitlines()
     assert len(lines) == 4
     assert [line.split("|")[6].strip() for line in lines[2:]] == ["11 (10-12)", "2 (2-2)"]
-    assert "| all |" in lines[2]
+    assert any("| all |" in line for line in lines)
+
+
+def test_the_table_shows_the_longest_prompt_of_the_same_page(tmp_path: Path) -> None:
+    def prompt(n: int, speed: float) -> Row:
+        values = {"prefill_tokens_per_second": Spread((speed,)), "peak_bytes": Spread((1.0,))}
+        return Row(f"prefill {n}", replace(SETTING, prompt_tokens=n), values, "2026-12-01")
+
+    report.append_csv(tmp_path / "r.csv", [row(), prompt(512, 7.0), prompt(128, 9.0)])
+    (line,) = report.results_table(tmp_path).splitlines()[2:]
+    assert "| 7 at 512 |" in line
+
+
+def test_caches_are_ordered_by_size(tmp_path: Path) -> None:
+    report.append_csv(tmp_path / "r.csv", [row(cache_bytes=n) for n in (5_000_000, 900, 70_000)])
+    lines = report.results_table(tmp_path).splitlines()[2:]
+    assert [line.split("|")[4].strip() for line in lines] == ["900 B", "70.0 kB", "5.00 MB"]
 
 
 def test_a_table_goes_between_the_markers_and_nowhere_else() -> None:

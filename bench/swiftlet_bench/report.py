@@ -31,6 +31,7 @@ SETTINGS = tuple(f.name for f in fields(Setting))
 COLUMNS = ("date", "case", *SETTINGS, "flags", *(f"{q}{end}" for q in QUANTITIES for end in ("", "_low", "_high")))
 BEGIN, END = "<!-- results: begin -->", "<!-- results: end -->"
 SYNTHETIC = "synthetic (random weights)"
+_SAME = ("machine", "model", "engine", "cache_bytes", "page_cache")
 
 
 class ResultsError(SwiftletError):
@@ -150,18 +151,22 @@ def results_table(folder: Path) -> str:
         ResultsError: a file in the folder is not one of results.
     """
     newest: dict[tuple[str, ...], dict[str, str]] = {}
+    prompts: dict[tuple[str, ...], dict[str, str]] = {}  # the longest prompt of the same page
     for path in sorted(folder.glob("*.csv")):
         for row in read_csv(path):
+            key = tuple(row[k] for k in _SAME)
             if not row["decode_tokens_per_second"]:
-                continue
-            key = tuple(row[k] for k in ("machine", "engine", "model", "cache_bytes", "page_cache", "case"))
-            if key not in newest or row["date"] >= newest[key]["date"]:
+                page = (*key, row["date"], row["commit"])
+                if page not in prompts or int(row["prompt_tokens"]) > int(prompts[page]["prompt_tokens"]):
+                    prompts[page] = row
+            elif key not in newest or row["date"] >= newest[key]["date"]:
                 newest[key] = row
     head = (
         "| machine | model | engine | experts in memory | page cache | decode tok/s | prefill tok/s | hit rate "
         "| peak memory | date, commit |\n|---|---|---|---|---|---|---|---|---|---|\n"
     )
-    return head + "".join(_line(row) for _, row in sorted(newest.items()))
+    ordered = sorted(newest.items(), key=lambda item: (*item[0][:3], int(item[1]["cache_bytes"]), item[0]))
+    return head + "".join(_line(row, prompts.get((*key, row["date"], row["commit"]), row)) for key, row in ordered)
 
 
 def put_between_markers(text: str, table: str) -> str:
@@ -176,7 +181,7 @@ def put_between_markers(text: str, table: str) -> str:
     return f"{before}{BEGIN}\n{table}{END}{rest.split(END)[1]}"
 
 
-def _line(row: Mapping[str, str]) -> str:
+def _line(row: Mapping[str, str], prompt: Mapping[str, str]) -> str:
     cache = int(row["cache_bytes"])
     where = row["device"] if row["backend"] == "cuda" else row["chip"]
     spread = f"{_number(row, 'decode_tokens_per_second')} ({_range(row, 'decode_tokens_per_second')})"
@@ -187,7 +192,7 @@ def _line(row: Mapping[str, str]) -> str:
         size(cache) if cache else "all",
         row["page_cache"],
         spread,
-        f"{_number(row, 'prefill_tokens_per_second')} at {row['prompt_tokens']}",
+        f"{_number(prompt, 'prefill_tokens_per_second')} at {prompt['prompt_tokens']}",
         f"{float(row['hit_rate']):.1%}" if row["hit_rate"] and cache else "-",
         size(float(row["peak_bytes"])),
         f"{row['date']}, {row['commit']}",
