@@ -115,3 +115,15 @@ def _psi(path: Path) -> Pressure:
     if waits.get("full", 0.0) >= PSI_CRITICAL:
         return Pressure.CRITICAL
     return Pressure.WARNING if waits.get("some", 0.0) >= PSI_WARNING else Pressure.NORMAL
+
+
+def return_freed_memory() -> None:
+    """Give the pages of freed arrays back to the system.
+
+    glibc raises its own threshold when large blocks are freed, and from then on keeps blocks below it. macOS gives them
+    back by itself.
+    """
+    if sys.platform == "linux":
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # other C libraries have no such function
+        if trim is not None:
+            trim(0)

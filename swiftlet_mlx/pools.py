@@ -23,6 +23,7 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
+from .machine import return_freed_memory
 from .memory import Plan, minimum_bytes, split
 from .read_threads import ReadThreads
 from .reader import ExpertSource
@@ -294,6 +295,7 @@ class Pools:
                 before = len(pool.policy.residents)
                 pool.resize(n_slots[layer])
                 self.stats.evictions += before - len(pool.policy.residents)
+        return_freed_memory()
 
     # ---- everything at once
 

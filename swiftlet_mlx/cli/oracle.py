@@ -41,7 +41,7 @@ def oracle(
             console.write(f"layer {layer:3d}  largest difference {difference:.3g}\n")
         console.write(f"logits     largest difference {found.logits:.3g}\n")
         console.write(f"tokens     {','.join(map(str, found.ids))}\n")
-    if found.exact:
+    if found.exact and found.agrees:
         verdict = "equal to stock mlx-lm, bit for bit"
     elif found.agrees:
         verdict = "the same greedy tokens as stock mlx-lm; numbers differ in rounding"
