@@ -26,7 +26,7 @@ from swiftlet_mlx.errors import (
 )
 
 HASTY = Patience(
-    stall_seconds=0.4, connect_seconds=1, first_wait=0.005, longest_wait=0.02, give_up_seconds=0.3,
+    stall_seconds=1.0, connect_seconds=2, first_wait=0.005, longest_wait=0.02, give_up_seconds=0.3,
     first_contact_tries=3, wrong_answer_tries=3,
 )  # fmt: skip
 DATA = random.Random(4).randbytes(700_001)
