@@ -37,6 +37,11 @@ SSE_HEADERS = [
 ]
 
 
+# Events that are there already are written without a turn of the loop; after so many it must see closed connections,
+# and other clients have their turn.
+YIELD_EVERY = 8
+
+
 class ClientGone(Exception):
     """The client has closed its connection. Nothing can be sent."""
 
@@ -246,6 +251,7 @@ class _Frames:
         self._loop = asyncio.get_running_loop()
         self._last = self._loop.time()
         self._writing = False
+        self._written = 0
         self._beating = asyncio.create_task(self._beat()) if seconds is not None else None
         self.begun = False
 
@@ -256,7 +262,9 @@ class _Frames:
                 self.begun = True
                 await self._send({"type": "http.response.start", "status": 200, "headers": SSE_HEADERS})
             await self._send({"type": "http.response.body", "body": frames, "more_body": not last})
-            await asyncio.sleep(0)  # let the loop see a closed connection, and other clients have their turn
+            self._written += 1
+            if self._written % YIELD_EVERY == 0:
+                await asyncio.sleep(0)
         finally:
             self._writing = False
             self._last = self._loop.time()
