@@ -21,6 +21,8 @@ from swiftlet_mlx.engine import Engine
 from swiftlet_mlx.server.process import Server, listen, serve, url
 from swiftlet_mlx.server.settings import Settings
 
+# One for all, since making one loads certificates; no connection is kept, for servers come and go.
+CLIENT = httpx.Client(timeout=30, verify=False, limits=httpx.Limits(max_keepalive_connections=0))
 USER = [{"role": "user", "content": "Hi"}]
 
 
@@ -35,13 +37,13 @@ class Served:
     said: list[str]
 
     def post(self, path: str, body: dict[str, Any], **options: Any) -> httpx.Response:
-        return httpx.post(self.url + path, json=body, timeout=30, **options)
+        return CLIENT.post(self.url + path, json=body, **options)
 
     def chat(self, **body: Any) -> httpx.Response:
         return self.post("/v1/chat/completions", {"messages": USER, **body})
 
     def get(self, path: str, **options: Any) -> httpx.Response:
-        return httpx.get(self.url + path, timeout=30, **options)
+        return CLIENT.get(self.url + path, **options)
 
     def connect(self) -> socket.socket:
         return socket.create_connection(("127.0.0.1", self.port), timeout=10)

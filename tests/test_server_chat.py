@@ -8,7 +8,7 @@ from typing import Any
 
 import openai
 import pytest
-from serving import USER, Served, joined, scripted, serving
+from serving import CLIENT, USER, Served, joined, scripted, serving
 from talkers import chat_template
 
 XML_CALL = "<tool_call>\n<function=f>\n<parameter=n>\n7\n</parameter>\n</function>\n</tool_call>"
@@ -548,9 +548,7 @@ def test_tokenize_counts_as_the_model_reads(plain: Served) -> None:
     ],
 )
 def test_paths_and_methods(plain: Served, method: str, path: str, status: int) -> None:
-    import httpx
-
-    response = httpx.request(method, plain.url + path)
+    response = CLIENT.request(method, plain.url + path)
     assert response.status_code == status
     if status >= 400 and method != "HEAD":
         error_of(response)

@@ -10,10 +10,9 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import httpx
 import mlx.core as mx
 import pytest
-from serving import USER, Served, events, joined, scripted, serving, until
+from serving import CLIENT, USER, Served, events, joined, scripted, serving, until
 from talkers import N_VOCAB, tokenizer
 
 from swiftlet_mlx.errors import ConfigError, ReadFailed
@@ -250,7 +249,7 @@ def test_a_waiting_stream_beats_before_its_turn() -> None:
     with serving(scripted(LONG, on_step=slowly), heartbeat_seconds=0.1) as served:
         first = request(served, {"max_tokens": 60})
         until(busy(served))
-        with httpx.stream("POST", served.url + "/v1/chat/completions", json={"messages": USER, "stream": True}) as two:
+        with CLIENT.stream("POST", served.url + "/v1/chat/completions", json={"messages": USER, "stream": True}) as two:
             assert next(two.iter_bytes()).startswith(b": still here\n\n")
         first.close()
 

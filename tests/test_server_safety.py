@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import httpx
 import openai
 import pytest
-from serving import USER, Served, scripted, serving
+from serving import CLIENT, USER, Served, scripted, serving
 
 from swiftlet_mlx.errors import OptionError
 from swiftlet_mlx.server.process import listen
@@ -54,7 +53,7 @@ def test_a_name_that_is_not_ours_is_turned_away(open_to_all: Served, host: str, 
 @pytest.mark.parametrize("origin", ["https://evil.example", "null", "http://127.0.0.1:1", "file://"])
 @pytest.mark.parametrize("method", ["GET", "POST", "OPTIONS"])
 def test_pages_of_other_origins_are_turned_away(open_to_all: Served, origin: str, method: str) -> None:
-    response = httpx.request(
+    response = CLIENT.request(
         method, open_to_all.url + "/v1/models", headers={"origin": origin, "access-control-request-method": "POST"}
     )
     assert response.status_code == 403
@@ -68,7 +67,7 @@ def test_the_servers_own_page_may_use_it(open_to_all: Served) -> None:
 
 def test_an_allowed_origin_gets_cors(locked: Served) -> None:
     origin = {"origin": "https://ui.example"}
-    preflight = httpx.options(
+    preflight = CLIENT.options(
         locked.url + "/v1/chat/completions",
         headers={**origin, "access-control-request-method": "POST", "access-control-request-headers": "authorization"},
     )
