@@ -11,7 +11,7 @@ chat: $(STAMP)
 	@$(BIN)/swiftlet-mlx chat
 
 test: $(STAMP)
-	@$(BIN)/python -m pytest
+	@$(BIN)/python -m pytest --numprocesses auto --dist worksteal
 
 lint: $(STAMP)
 	@$(BIN)/ruff check .
