@@ -22,14 +22,13 @@ model in the same process, on whatever thread, stays stock. `use_stock_delta(mod
 from __future__ import annotations
 
 import functools
-import types
-from collections.abc import Callable, Hashable
-from typing import Any, cast
+from collections.abc import Hashable
+from typing import cast
 
 import mlx.core as mx
 import mlx.nn as nn
 
-from ._compat import gated_delta
+from ._compat import gated_delta, rebound
 from .device import backend
 
 CHUNK = 64  # tokens; 32 and 128 were slower on the CPU, and CUDA's matrix tiles are 64 wide (2026-12)
@@ -177,15 +176,7 @@ def _calls_update(cls: type) -> bool:
 
 @functools.cache
 def _chunked_class(stock: type[nn.Module]) -> type[nn.Module]:
-    update = _rebound(gated_delta.gated_delta_update, gated_delta_ops=gated_delta_chunked)
-    forward = _rebound(cast("types.FunctionType", stock.__call__), **{_UPDATE: update})
+    update = rebound(gated_delta.gated_delta_update, gated_delta_ops=gated_delta_chunked)
+    forward = rebound(stock.__call__, **{_UPDATE: update})
     body = {"__call__": forward, "__module__": stock.__module__, "_stock_delta_class": stock}
     return type(stock.__name__, (stock,), body)
-
-
-def _rebound(function: Callable[..., Any], **names: Any) -> Callable[..., Any]:
-    """The same function, looking some of its global names up elsewhere."""
-    f = cast("types.FunctionType", function)
-    copy = types.FunctionType(f.__code__, {**f.__globals__, **names}, f.__name__, f.__defaults__, f.__closure__)
-    copy.__kwdefaults__ = f.__kwdefaults__
-    return copy

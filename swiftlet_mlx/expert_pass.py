@@ -15,10 +15,11 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any, cast
 
 import mlx.core as mx
 import numpy as np
@@ -32,12 +33,16 @@ from .reader import IO_THREADS
 from .reads import neighbours
 from .routes import Ints, Routes, groups
 from .slots import EMPTY, SlotPool
+from .tiles import sorted_rows, tile_height
 
 TAIL_TOKENS = 256  # of the prompt's end decide which experts stay
 TILE_PAIRS = 16384  # computed in one call: bounds the rows gathered for it
 RUN_BYTES = 8 << 20  # one request at most: far above the 256 KiB from which SSDs are flat, small enough to spread
 GROUP_EXPERTS = 16  # worth having in a group: each costs 2 to 3 ms of the host on CUDA (H200, 2026-12)
 WINDOW = 3  # groups in the slots at once: one computing, one read, one being read
+LAG = 1  # groups that may compute, or be copied, while the next is awaited
+ALIVE = 3  # tiles whose intermediates are in memory at once
+COPIED_EXPERTS = 32  # residents copied at once where they have to be copied
 
 
 _Read = tuple[int, list[list[bytearray]] | None]  # bytes read, and the buffers of a staged fill
@@ -51,25 +56,12 @@ class _Group:
     runs: list[list[tuple[int, int]]] = field(default_factory=list)
     """(expert, slot) of what one request reads."""
     reads: list[Future[_Read]] = field(default_factory=list)
-    results: list[mx.array] = field(default_factory=list)
-
-
-@contextmanager
-def _copied(module: Streamed, slots: mx.array) -> Iterator[None]:
-    """Let a streamed layer's projections use a copy of these slots, in this order, while a graph is built."""
-    linears = [p.linear for p in vars(module).values() if isinstance(p, Projection)]
-    saved = [(linear, part, a) for linear in linears for part, a in linear.items() if isinstance(a, mx.array)]
-    for linear, part, a in saved:
-        linear[part] = a[slots]
-    try:
-        yield
-    finally:
-        for linear, part, a in saved:
-            linear[part] = a
+    readers: list[mx.array] = field(default_factory=list)
+    """Once these have been evaluated nothing reads the group's slots any more."""
 
 
 class ExpertPass:
-    """The experts of one streamed layer, as prefill.py wants them. To be closed, also after an error.
+    """The experts of one streamed layer, as layer_major.py wants them. To be closed, also after an error.
 
     Args:
         module: a switch layer that `moe.stream` has changed.
@@ -81,10 +73,12 @@ class ExpertPass:
         self._pool: SlotPool = module.pools.layers[module.layer]
         self._reading: deque[_Group] = deque()
         self._computing: deque[_Group] = deque()
+        self._results: deque[mx.array] = deque()
         self._protected: set[int] = set()
-        # On CUDA slots are memory of the host, which a matrix product would fetch again for every row it computes
-        # (H200: 16.8 s instead of 0.7 s for 7 layers and 4,096 tokens). On Metal host and device share it.
-        self._copy_first = backend() == "cuda"
+        # On CUDA slots are memory of the host, which a matrix product would fetch again for every tile it computes
+        # (H200: 16.8 s instead of 0.7 s for 7 layers and 4,096 tokens). On Metal host and device share it. A complete
+        # pool is never written again: it has moved over.
+        self._copy_first = backend() == "cuda" and not self._pool.complete
 
     @property
     def n_experts(self) -> int:
@@ -97,7 +91,7 @@ class ExpertPass:
         return self._pools.read_back(indices)
 
     def in_groups(self, routes: Routes, x: mx.array) -> Iterator[tuple[Ints, mx.array]]:
-        """Compute every pair of `routes` once. See `prefill.Experts`."""
+        """Compute every pair of `routes` once. See `layer_major.Experts`."""
         pool, stats = self._pool, self._pools.stats
         needed = routes.experts
         residents = [e for e in needed if pool.slots[e] != EMPTY]
@@ -115,24 +109,21 @@ class ExpertPass:
 
         kept = set(pinned)
         self._protected = set(residents)
-        ready = _Group(residents)
+        here = deque(groups(residents, COPIED_EXPERTS if self._copy_first else max(1, len(residents))))
         while True:
             self._read_ahead(queue)
-            for tile in routes.tiles(ready.experts, [int(pool.slots[e]) for e in ready.experts], TILE_PAIRS):
-                rows = x[mx.array((tile.pairs // routes.k).astype(np.uint32))]
-                y = self._results(rows, tile.rows)
-                ready.results.append(y)
-                yield tile.pairs, y
-                if len(ready.results) > 2:
-                    mx.eval(ready.results.pop(0))  # host sync: at most two tiles of intermediates are alive
-            self._computing.append(ready)
-            kept |= arrived.intersection(ready.experts)
-            while len(self._computing) > 1 or (self._computing and not self._reading):
+            if here:
+                group = _Group(here.popleft())
+            elif self._reading:
+                group = self._next_read()
+            else:
+                break
+            self._computing.append(group)
+            yield from self._compute(group, routes, x)
+            kept |= arrived.intersection(group.experts)
+            while len(self._computing) > LAG or (self._computing and not (self._reading or here)):
                 self._let_go(kept)
                 self._read_ahead(queue)
-            if not self._reading:
-                break
-            ready = self._next_read()
         pool.policy.use([e for e in reversed(staying) if pool.slots[e] != EMPTY])
 
     def close(self) -> None:
@@ -140,17 +131,31 @@ class ExpertPass:
         while self._reading:
             group = self._reading.popleft()
             self._settle(group)
-        results = [y for group in self._computing for y in group.results]
+        readers = [a for group in self._computing for a in group.readers]
         self._computing.clear()
-        mx.eval(results)
+        mx.eval(readers, *self._results)
+        self._results.clear()
 
-    def _results(self, rows: mx.array, slots: NDArray[np.uint32]) -> mx.array:
-        """Lazy `[P, H]`: what the experts in these slots make of each row, by mlx-lm's own code."""
-        if not self._copy_first or self._pool.complete:  # a complete pool is never written again: it has moved over
-            return self._module._stock(rows, mx.array(slots)[:, None])[:, 0]
-        held, local = np.unique(slots, return_inverse=True)
-        with _copied(self._module, mx.array(held)):
-            return self._module._stock(rows, mx.array(local.astype(np.uint32))[:, None])[:, 0]
+    def _compute(self, group: _Group, routes: Routes, x: mx.array) -> Iterator[tuple[Ints, mx.array]]:
+        """The pairs of one group, tile by tile, lazily: whoever takes them starts the evaluation."""
+        module, pool = self._module, self._pool
+        slots = [int(pool.slots[e]) for e in group.experts]
+        bank = range(len(slots)) if self._copy_first else slots
+        weights = _weights(module)
+        if self._copy_first:
+            weights = _copies(weights, slots)
+            group.readers += [a for *_, a in weights]
+            mx.async_eval(group.readers)  # type: ignore[no-untyped-call]
+        for tile in routes.tiles(group.experts, bank, TILE_PAIRS):
+            height = tile_height(len(tile.rows), len(slots))
+            with _using(weights):
+                y = sorted_rows(_stock_call(module), module, x, tile.pairs // routes.k, tile.rows, height)
+            if not self._copy_first:
+                group.readers = [*group.readers, y][-ALIVE:]  # those before have been evaluated
+            self._results.append(y)
+            yield tile.pairs, y
+            if len(self._results) == ALIVE:
+                mx.eval(self._results.popleft())  # host sync
 
     def _read_ahead(self, queue: deque[list[int]]) -> None:
         """Start the reads of as many groups as there are slots for."""
@@ -206,5 +211,38 @@ class ExpertPass:
     def _let_go(self, kept: set[int]) -> None:
         """Wait for the group that has been computing longest; its slots may then be read into."""
         group = self._computing.popleft()
-        mx.eval(group.results)  # host sync
+        mx.eval(group.readers)  # host sync
         self._protected -= set(group.experts) - kept
+
+
+def _stock_call(module: Streamed) -> Callable[..., mx.array]:
+    """`__call__` of the class that `moe.stream` has changed."""
+    return cast("Callable[..., mx.array]", cast(Any, super(Streamed, module)).__call__.__func__)
+
+
+_Weights = list[tuple[Any, str, mx.array]]  # a projection, the name of one of its arrays, and that array
+
+
+def _weights(module: Streamed) -> _Weights:
+    """The arrays over slots that the projections of a streamed layer use."""
+    linears = [p.linear for p in vars(module).values() if isinstance(p, Projection)]
+    return [(linear, part, a) for linear in linears for part, a in linear.items() if isinstance(a, mx.array)]
+
+
+def _copies(weights: _Weights, slots: list[int]) -> _Weights:
+    """The same, of these slots only, in memory of their own. Lazy."""
+    index = mx.array(slots, mx.uint32)
+    return [(linear, part, a[index]) for linear, part, a in weights]
+
+
+@contextmanager
+def _using(weights: _Weights) -> Iterator[None]:
+    """Let projections use these arrays while a graph is built."""
+    saved = [(linear, part, linear[part]) for linear, part, _ in weights]
+    for linear, part, a in weights:
+        linear[part] = a
+    try:
+        yield
+    finally:
+        for linear, part, a in saved:
+            linear[part] = a

@@ -12,13 +12,14 @@ trying them on lazy arrays: one that does something unforeseen with its experts 
 moe.py. Decoding (one token) is mlx-lm's path, too.
 
 Knows layers, masks and caches; nothing of files, slots or budgets. Invariant: when a layer returns, everything it was
-asked to compute has been evaluated, and nothing lazy refers to a slot.
+asked to compute is being evaluated, and nothing that is not done refers to a slot.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
+from collections import deque
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -91,12 +92,14 @@ class LayerMajor:
 
     Args:
         chunk_tokens: tokens of attention and DeltaNet in one go.
+        chunks_ahead: chunks that may be computing while the graph of the next is built.
         pair_bytes: bound on results that are kept one by one and added up by the layer's own code. Those of more
             tokens are added in float32 as they arrive.
         listener: set while a prompt runs.
     """
 
     chunk_tokens: int = field(default_factory=lambda: CHUNK_TOKENS_CPU if backend() == "cpu" else CHUNK_TOKENS)
+    chunks_ahead: int = field(default_factory=lambda: 0 if backend() == "cpu" else 1)
     pair_bytes: int = PAIR_BYTES
     listener: Listener | None = None
 
@@ -277,11 +280,15 @@ def run_layer(part: LayerPart, call: Callable[[mx.array, Any], Any], x: mx.array
     listener, T = part.shared.listener, x.shape[1]
     outs: list[mx.array] = []
     calls: list[_Call] = []
+    begun: deque[list[mx.array]] = deque()
     for a, b in _spans(T, part.shared.chunk_tokens if _divisible(mask, cache) else T):
         with _promised(part) as made:
             out = call(x[:, a:b], mask)
         wanted = [*out.operands, made[0].x, made[0].indices] if isinstance(out, Promise) else [out]
-        mx.eval(wanted, cache.state if cache is not None else [])  # host sync: ends the graph behind this chunk
+        begun.append(wanted)
+        mx.async_eval(wanted, cache.state if cache is not None else [])  # type: ignore[no-untyped-call]
+        while len(begun) > part.shared.chunks_ahead:
+            mx.eval(begun.popleft())  # host sync: ends the graph behind a chunk
         outs.append(out)
         calls += made
         if listener is not None:
@@ -331,7 +338,7 @@ def _run_experts(part: LayerPart, promises: list[Promise], calls: list[_Call]) -
     outs, first = [], 0
     for promise, shape in zip(promises, shapes, strict=True):
         outs.append(results.take(promise, first, shape))
-        mx.eval(outs[-1])
+        mx.async_eval(outs[-1])  # type: ignore[no-untyped-call]
         first += int(np.prod(shape[:-1]))
     return outs
 

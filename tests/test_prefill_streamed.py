@@ -160,6 +160,22 @@ def test_pools_of_a_few_slots_serve_a_whole_prompt(slots: int, streamed: Any) ->
     assert max(ours.reads.seen.values()) == 1
 
 
+@pytest.mark.parametrize("height", [1, 4, 64])
+def test_experts_copied_in_groups_and_rows_in_tiles_give_the_same_bits(
+    height: int, streamed: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:  # what CUDA does
+    monkeypatch.setattr(expert_pass, "backend", lambda: "cuda")
+    monkeypatch.setattr(expert_pass, "tile_height", lambda rows, slots: height)
+    monkeypatch.setattr(expert_pass, "COPIED_EXPERTS", 2)
+    plain, ours = stock("qwen3_next"), streamed("qwen3_next", 7, chunk_tokens=50, chunks_ahead=1)
+    want, got = make_prompt_cache(plain), make_prompt_cache(ours.model)
+    for a, b in ((0, 100), (100, 230)):
+        mx.eval(plain(mx.array([ids(230)[a:b]]), cache=want))
+        prefill(ours.model, ids(230)[a:b], got)
+        assert same_cache(want, got)
+    assert max(ours.reads.seen.values()) <= 2, "once a prompt"
+
+
 def routed(kind: str, tokens: list[int]) -> set[tuple[int, int]]:
     """The distinct (layer, expert) pairs that stock mlx-lm routes these tokens to."""
     model, seen = stock(kind), set()
