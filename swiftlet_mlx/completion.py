@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,8 @@ from .defaults import eos_entries, read_json, sampling_defaults
 from .detokenizer import Vocabulary, end_ids
 from .engine import Engine, Stream
 from .errors import MessageError, OptionError
-from .generation import Request
+from .events import Event, Finish, FinishReason
+from .generation import Request, Token
 from .messages import Message
 from .reply import Reading, Reply
 from .sampling import Sampling
@@ -155,7 +156,30 @@ class Completions:
             tools=ask.tools,
             parser=getattr(self.tokenizer, "tool_parser", None) if ask.tools else None,
         )
-        return self._submit(list(prompt.ids), prompt.checkpoints, reading, ask, prompt.opens_thinking)
+        return self._submit(list(prompt.ids), prompt.checkpoints, reading, ask, prompt)
+
+    def preparation(self, messages: Sequence[Message], ask: Ask = Ask()) -> Request | None:
+        """What reads a conversation as the next prompt will begin, in the background.
+
+        Returns:
+            The request for the engine, or None if the conversation cannot go on with a question.
+        """
+        ids = self.history(messages, ask)
+        if not ids:
+            return None
+        return Request(ids=ids, consumer=_Silent(), max_tokens=0, checkpoints=(len(ids),), background=True)
+
+    def history(self, messages: Sequence[Message], ask: Ask = Ask()) -> tuple[int, ...]:
+        """What the next prompt will begin with; nothing if the conversation cannot go on with a question."""
+        try:
+            return self.template.history(messages, tools=ask.tools, thinking=ask.thinking, options=ask.template_options)
+        except MessageError:
+            return ()
+
+    def _afterwards(self, messages: Sequence[Message], ask: Ask, reply: Reply) -> Request | None:
+        """Reads a reply as history. What follows a tool call is no question, and is left to the client."""
+        message = reply.message()
+        return None if message is None or "tool_calls" in message else self.preparation([*messages, message], ask)
 
     def text(self, prompt: str | Sequence[int], ask: Ask = Ask()) -> Stream:
         """Continue plain text, or token ids, without a template: no thoughts, no tools.
@@ -169,14 +193,14 @@ class Completions:
             ids = list(prompt)
         else:
             raise OptionError("A prompt must be text or a list of token ids.")
-        return self._submit(ids, (), Reading(), ask, False)
+        return self._submit(ids, (), Reading(), ask)
 
     def _submit(
-        self, ids: list[int], checkpoints: tuple[int, ...], reading: Reading, ask: Ask, thinking: bool
+        self, ids: list[int], checkpoints: tuple[int, ...], reading: Reading, ask: Ask, prompt: Prompt | None = None
     ) -> Stream:
         if ask.reply_start:
             ids = [*ids, *self.tokenizer.encode(ask.reply_start, add_special_tokens=False)]
-        sampling = ask.sampling or self.defaults(thinking=thinking)
+        sampling = ask.sampling or self.defaults(thinking=reading.opens_thinking)
         max_tokens = self.room(len(ids), ask.max_tokens)
         reading = replace(
             reading,
@@ -186,16 +210,18 @@ class Completions:
             begun=ask.reply_start,
             logprobs=ask.logprobs is not None,
         )
+        reply = Reply(self.vocabulary, reading)
         return self.engine.submit(
             Request(
                 ids=tuple(ids),
-                consumer=Reply(self.vocabulary, reading),
+                consumer=reply,
                 max_tokens=max_tokens,
                 eos_ids=self.eos_ids,
                 sampling=sampling,
                 checkpoints=checkpoints,
                 logprobs=ask.logprobs,
                 processors=ask.processors,
+                then=None if prompt is None else partial(self._afterwards, prompt.messages, ask, reply),
             )
         )
 
@@ -206,6 +232,18 @@ class Completions:
             ContextFull: not even one token.
         """
         return self.engine.room(prompt_tokens, DEFAULT_MAX_TOKENS if max_tokens is None else max_tokens)
+
+
+class _Silent:
+    """A consumer for requests that generate nothing."""
+
+    thinking_tokens = 0
+
+    def token(self, token: Token) -> tuple[Sequence[Event], FinishReason | None]:
+        raise AssertionError("a request without tokens has sampled one")
+
+    def finish(self, reason: FinishReason) -> tuple[Sequence[Event], Finish]:
+        return (), Finish(reason)
 
 
 _TAGS = ("think_start", "think_end", "tool_call_start", "tool_call_end")

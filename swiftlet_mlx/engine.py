@@ -1,42 +1,25 @@
-"""The one thread that owns MLX: loads the model, runs one request at a time, frees what it made.
+"""A model on a thread of its own, for any number of callers: requests in, events out, in the order they came.
 
-Knows threads, queues and life cycles; the work itself is in generation.py. Invariants: nothing of MLX is
-touched on any other thread. Requests run in the order they came. An exception ends the request it belongs to
-and no other. The thread is joined before the interpreter goes, for MLX aborts the process otherwise.
+The one thread that touches MLX is worker.py's; this is what its callers hold. Knows threads and life cycles, no MLX.
+Invariants: whoever drops the last reference cancels. The thread is joined before the interpreter goes, for MLX aborts
+the process otherwise.
 """
 
 from __future__ import annotations
 
-import threading
-import time
-import traceback
 import weakref
-from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from concurrent.futures import Future
-from dataclasses import replace
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
-import mlx.core as mx
-
-from . import context, thread
-from .channel import Channel
-from .errors import (
-    ContextFull,
-    EngineBusy,
-    EngineClosed,
-    EngineFailed,
-    GenerationFailed,
-    OptionError,
-    SwiftletError,
-)
+from . import thread
+from .errors import OptionError
 from .events import Event
-from .generation import Generation, Prefill, Request
-from .prefill import prefill as read_layer_by_layer
+from .generation import Prefill, Request
 from .timeline import PrefixStore
+from .worker import IDLE_SECONDS, Job, State, Worker
 
 T = TypeVar("T")
-State = Literal["loading", "ready", "busy", "failed", "closed"]
 
 
 class Stream:
@@ -45,7 +28,7 @@ class Stream:
     Iteration raises what the request failed with. Dropping the last reference cancels.
     """
 
-    def __init__(self, job: _Job) -> None:
+    def __init__(self, job: Job) -> None:
         self._job = job
 
     def __iter__(self) -> Iterator[Event]:
@@ -87,6 +70,8 @@ class Engine:
             and pieces of `prefill_step_size` for any other.
         counters: f(model) -> the model's running counters, whose growth Statistics reports.
         max_waiting: how many requests may wait; None sets no bound.
+        idle_seconds: how long nothing must have been asked before what is left to read of a reply as history is
+            read, for its conversation's next turn; None never does. Any request interrupts it.
 
     The constructor returns at once; `wait()` or the `loaded` future tells when the model is there. Requests
     may be submitted before. Use it as a context manager, or call `close()`; at interpreter exit it closes
@@ -103,12 +88,13 @@ class Engine:
         prefill: Prefill | None = None,
         counters: Callable[[Any], Mapping[str, int]] | None = None,
         max_waiting: int | None = None,
+        idle_seconds: float | None = IDLE_SECONDS,
     ) -> None:
         if prefix_cache_gb is not None and not 0 <= prefix_cache_gb < 1e6:
             raise OptionError(f"prefix_cache_gb is {prefix_cache_gb}; it must be 0 or more.")
         if prefill_step_size < 1:
             raise OptionError(f"prefill_step_size is {prefill_step_size}; it must be 1 or more.")
-        self._worker = _Worker(
+        self._worker = Worker(
             load,
             None if prefix_cache_gb is None else int(prefix_cache_gb * 1e9),
             context_tokens,
@@ -116,6 +102,7 @@ class Engine:
             prefill,
             counters,
             max_waiting,
+            idle_seconds,
         )
         self._run = thread.start(self._worker.run)
         # Also runs at interpreter exit, where a daemon thread inside MLX would abort the process.
@@ -216,292 +203,6 @@ class Engine:
         self.close()
 
 
-def _close(worker: _Worker, run: thread.Run) -> None:
+def _close(worker: Worker, run: thread.Run) -> None:
     worker.close()
     run.wait()
-
-
-class _Job:
-    """A request in the queue or at work."""
-
-    def __init__(self, owner: _Worker, request: Request) -> None:
-        self.owner = owner
-        self.request = request
-        self.events: Channel[Event] = Channel()
-        self.cancelled = False
-        self.submitted = time.perf_counter()
-
-
-class _Call:
-    """A function in the queue."""
-
-    def __init__(self, function: Callable[[], Any]) -> None:
-        self.function = function
-        self.result: Future[Any] = Future()
-
-
-class _Worker:
-    """What the engine thread runs. Holds no reference to the Engine, so that a forgotten Engine closes
-    itself."""
-
-    def __init__(
-        self,
-        load: Callable[[], tuple[Any, Any]],
-        store_bytes: int | None,
-        context_tokens: int | None,
-        prefill_step_size: int,
-        prefill: Prefill | None,
-        counters: Callable[[Any], Mapping[str, int]] | None,
-        max_waiting: int | None,
-    ) -> None:
-        self.model: Any = None
-        self.tokenizer: Any = None
-        self.loaded: Future[None] = Future()
-        self.context_tokens = context_tokens
-        self.n_vocab: int | None = None
-        self.store = PrefixStore(store_bytes or 0)
-        self._asks_for_store = store_bytes is None
-        self._limited_by = "option"
-        self._load = load
-        self._prefill_step_size = prefill_step_size
-        self._prefill = prefill
-        self._counters = counters
-        self._max_waiting = max_waiting
-        self._changed = threading.Condition()
-        self._queue: deque[_Job | _Call] = deque()
-        self._background: deque[_Job] = deque()
-        self._running: _Job | _Call | None = None
-        self._closing = False
-        self._failure: BaseException | None = None
-
-    # ---- called from any thread
-    # ------------------------------------------------------------------------------
-
-    @property
-    def state(self) -> State:
-        if self._failure is not None:
-            return "failed"
-        if self._closing:
-            return "closed"
-        if not self.loaded.done():
-            return "loading"
-        running = self._running
-        busy = isinstance(running, _Job) and not running.request.background
-        return "busy" if busy or self._queue else "ready"
-
-    @property
-    def waiting(self) -> int:
-        return sum(isinstance(job, _Job) for job in list(self._queue))
-
-    def submit(self, request: Request) -> _Job:
-        job = _Job(self, request)
-        if self.loaded.done():
-            self._open()
-            job.request = self.checked(request)
-        with self._changed:
-            self._open()
-            if request.background:
-                self._background.append(job)
-            else:
-                waiting = self.waiting
-                if self._max_waiting is not None and waiting >= self._max_waiting:
-                    raise EngineBusy(
-                        f"{waiting} requests are waiting and {self._max_waiting} may. Try again later.",
-                        waiting=waiting,
-                    )
-                self._queue.append(job)
-                self._give_way()
-            self._changed.notify()
-        return job
-
-    def call(self, function: Callable[[], T]) -> Future[T]:
-        call = _Call(function)
-        with self._changed:
-            self._open()
-            self._queue.append(call)
-            self._give_way()
-            self._changed.notify()
-        return call.result
-
-    def tidy(self) -> None:
-        """End at once what was cancelled while it waited, so that nobody waits for its turn to be told."""
-        with self._changed:
-            for queue in (self._queue, self._background):
-                for job in [j for j in queue if isinstance(j, _Job) and j.cancelled]:
-                    queue.remove(job)
-                    _end_unstarted(job)
-
-    def close(self) -> None:
-        with self._changed:
-            self._closing = True
-            if isinstance(self._running, _Job):
-                self._running.cancelled = True
-            self._changed.notify()
-
-    def checked(self, request: Request) -> Request:
-        """The request with its budget clamped to the context.
-
-        Raises:
-            OptionError, ContextFull: it cannot be served.
-        """
-        n = len(request.ids)
-        if n == 0:
-            raise OptionError("The prompt is empty; give at least one token.")
-        if request.max_tokens < 0:
-            raise OptionError(f"max_tokens is {request.max_tokens}; it must be 0 or more.")
-        if self.n_vocab is not None:
-            bad = next((i for i in request.ids if not 0 <= i < self.n_vocab), None)
-            if bad is not None:
-                raise OptionError(f"The prompt has token id {bad}; this model's are 0 to {self.n_vocab - 1}.")
-            request.sampling.check_vocabulary(self.n_vocab)
-        return replace(request, max_tokens=self.room(n, request.max_tokens))
-
-    def room(self, prompt_tokens: int, max_tokens: int) -> int:
-        if self.context_tokens is None:
-            return max_tokens
-        if prompt_tokens >= self.context_tokens:
-            why = ", for more do not fit into memory" if self._limited_by == "memory" else ""
-            raise ContextFull(
-                f"The prompt has {prompt_tokens} tokens and the context holds {self.context_tokens}, reply "
-                f"included{why}. Shorten it or drop old messages.",
-                prompt_tokens=prompt_tokens,
-                reply_tokens=max_tokens,
-                context_tokens=self.context_tokens,
-            )
-        return min(max_tokens, self.context_tokens - prompt_tokens)
-
-    def _open(self) -> None:
-        if self._failure is not None:
-            raise EngineFailed(f"The model could not be loaded: {self._failure}") from self._failure
-        if self._closing:
-            raise EngineClosed("The engine is closed.")
-
-    def _give_way(self) -> None:
-        running = self._running
-        if isinstance(running, _Job) and running.request.background:
-            running.cancelled = True
-
-    # ---- on the engine thread
-    # --------------------------------------------------------------------------------
-
-    def run(self) -> None:
-        try:
-            if self._start():
-                while (work := self._next()) is not None:
-                    self._do(work)
-                    self._running = work = None
-        finally:
-            self._stop()
-
-    def _start(self) -> bool:
-        try:
-            self.model, self.tokenizer = self._load()
-            if getattr(self.model, "pools", None) is not None:
-                self.model.pools.alone = True
-                self._prefill = self._prefill or read_layer_by_layer
-            self.n_vocab = context.stated(self.model, "vocab_size")
-            free = context.free_bytes()
-            if self.context_tokens is None:
-                self.context_tokens, self._limited_by = context.longest(self.model, free)
-            if self._asks_for_store:
-                self.store.budget_bytes = context.store_bytes(free)
-        except BaseException as error:
-            traceback.clear_frames(error.__traceback__)
-            with self._changed:
-                self._failure = error
-            failed = EngineFailed(f"The model could not be loaded: {error}")
-            failed.__cause__ = error
-            self.loaded.set_exception(failed)
-            return False
-        self.loaded.set_result(None)
-        return True
-
-    def _next(self) -> _Job | _Call | None:
-        with self._changed:
-            while True:
-                if self._closing:
-                    return None
-                if self._queue:
-                    self._running = self._queue.popleft()
-                    return self._running
-                if self._background:
-                    self._running = self._background.popleft()
-                    return self._running
-                self._changed.wait()
-
-    def _do(self, work: _Job | _Call) -> None:
-        if isinstance(work, _Call):
-            if work.result.set_running_or_notify_cancel():
-                try:
-                    work.result.set_result(work.function())
-                except BaseException as error:
-                    _clear(error)
-                    work.result.set_exception(error)
-            return
-        work.events.end(self._generate(work))
-
-    def _generate(self, job: _Job) -> BaseException | None:
-        model = self.model
-        counters = self._counters
-        try:
-            request = self.checked(job.request)
-            Generation(
-                model=model,
-                store=self.store,
-                request=request,
-                emit=job.events.put,
-                cancelled=lambda: job.cancelled,
-                submitted=job.submitted,
-                prefill_step_size=self._prefill_step_size,
-                prefill=self._prefill,
-                counters=(lambda: counters(model)) if counters else dict,
-            ).run()
-        except BaseException as error:  # whatever it is, it is this request's, and the thread serves others
-            _clear(error)
-            mx.clear_cache()
-            if isinstance(error, SwiftletError):
-                return error
-            failed = GenerationFailed(f"Generation failed: {type(error).__name__}: {error}")
-            failed.__cause__ = error
-            return failed
-        return None
-
-    def _stop(self) -> None:
-        """Refuse what still waits, and free on this thread what was made on it."""
-        with self._changed:
-            self._closing = True
-            left = [*self._queue, *self._background]
-            self._queue.clear()
-            self._background.clear()
-        for work in left:
-            if isinstance(work, _Call):
-                if work.result.set_running_or_notify_cancel():
-                    work.result.set_exception(EngineClosed("The engine is closed."))
-            elif self._failure is not None:
-                failed = EngineFailed(f"The model could not be loaded: {self._failure}")
-                failed.__cause__ = self._failure
-                work.events.end(failed)
-            else:
-                work.events.end(EngineClosed("The engine is closed."))
-        self.store.clear()
-        self.model = self._prefill = self._counters = None
-        self._load = _nothing
-        mx.clear_cache()
-
-
-def _end_unstarted(job: _Job) -> None:
-    events, finish = job.request.consumer.finish("cancelled")
-    for event in (*events, finish):
-        job.events.put(event)
-    job.events.end()
-
-
-def _nothing() -> tuple[Any, Any]:
-    return None, None
-
-
-def _clear(error: BaseException | None) -> None:
-    """Let go of the frames' variables: arrays of a broken pass die here, not where the error is read."""
-    while error is not None:
-        traceback.clear_frames(error.__traceback__)
-        error = error.__cause__ or error.__context__

@@ -65,6 +65,8 @@ class Request:
         logprobs: None, or how many alternatives to report with each token (0: the token alone).
         processors: called in order as f(generated ids, logits [V]) -> logits [V] before sampling.
         background: give way: run only while nothing else waits, and stop as soon as something does.
+        then: called on the engine thread in idle time after a reply that was not cancelled; the request it makes, if
+            any, is run in the background.
     """
 
     ids: tuple[int, ...]
@@ -76,6 +78,7 @@ class Request:
     logprobs: int | None = None
     processors: tuple[Processor, ...] = ()
     background: bool = False
+    then: Callable[[], Request | None] | None = None
 
 
 class BrokenOff(Exception):
@@ -109,6 +112,8 @@ class Generation:
     counters: Callable[[], Mapping[str, int]] = dict
     generated: list[int] = field(default_factory=list)
     at_first: Mapping[str, int] = field(default_factory=dict)
+    kept: bool = False
+    """Whether the store has taken what was read."""
 
     def run(self) -> None:
         """Generate. Any exception leaves the timeline out of the store."""
@@ -116,18 +121,19 @@ class Generation:
         ids, before = self.request.ids, dict(self.counters())
         timeline = self.store.take(ids) or Timeline(make_prompt_cache(self.model))
         cached = len(timeline)
-        timeline.turn = max(self.request.checkpoints, default=len(ids) - 1)
+        end = len(ids) if self.request.max_tokens == 0 else len(ids) - 1  # one token is left for its logits
+        timeline.turn = min(end, max(self.request.checkpoints, default=end))
         self.emit(Started(len(ids), cached, self.request.max_tokens, started - self.submitted))
 
         reason: FinishReason = "length"
         times: list[float] = []
-        if not self._read(timeline, cached):
+        if not self._read(timeline, cached, end):
             reason = "cancelled"
         elif self.request.max_tokens > 0:
             reason = self._decode(timeline, times)
         if self.store.budget_bytes > 0:
             timeline.evaluate()
-            self.store.put(timeline)
+            self.kept = self.store.put(timeline)
 
         ended = time.perf_counter()
         first, last = (times[0], times[-1]) if times else (ended, ended)
@@ -152,12 +158,11 @@ class Generation:
         )
         self.emit(finish)
 
-    def _read(self, timeline: Timeline, cached: int) -> bool:
-        """Read the prompt up to the last token, with checkpoints on the way. False if cancelled."""
-        n = len(self.request.ids)
-        end = n if self.request.max_tokens == 0 else n - 1
-        wanted = (self.request.checkpoints or (n - 1,)) if self.store.budget_bytes > 0 else ()
-        marks = {c for c in wanted if cached < c <= end}
+    def _read(self, timeline: Timeline, cached: int, end: int) -> bool:
+        """Read the prompt up to `end`, with checkpoints on the way. False if cancelled."""
+        marks: set[int] = set()
+        if self.store.budget_bytes > 0:
+            marks = {m for c in self.request.checkpoints or (end,) if (m := min(c, end)) > cached}
         for stop in sorted(marks | {end}):
             if not self._feed(timeline, stop):
                 return False

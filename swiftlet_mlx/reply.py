@@ -10,6 +10,7 @@ import json
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from .detokenizer import Vocabulary
 from .events import Event, Finish, FinishReason, TextDelta, ThinkingDelta, TokenLogprob, ToolCall
@@ -49,6 +50,19 @@ class Reading:
     logprobs: bool = False
 
 
+def assistant_message(text: str, thinking: str, calls: Sequence[ToolCall]) -> dict[str, Any]:
+    """A finished reply as a message."""
+    message: dict[str, Any] = {"role": "assistant", "content": text}
+    if thinking:
+        message["reasoning_content"] = thinking
+    if calls:
+        message["tool_calls"] = [
+            {"id": c.id, "type": "function", "function": {"name": c.name, "arguments": json.loads(c.arguments)}}
+            for c in calls
+        ]
+    return message
+
+
 class Reply:
     """A Consumer for the engine. One reply, then done."""
 
@@ -64,6 +78,7 @@ class Reply:
         self._n_tokens = 0
         self._n_thinking = 0
         self._n_calls = 0
+        self._said: list[Event] = []
 
     @property
     def thinking_tokens(self) -> int:
@@ -100,7 +115,15 @@ class Reply:
                 events.append(ThinkingDelta(piece.text, self._take_logprobs()))
             else:
                 events.append(self._text(piece.text))
+        self._said += events
         return events
+
+    def message(self) -> dict[str, Any] | None:
+        """The reply so far as a message of the conversation; None if it holds no answer."""
+        text = "".join(e.text for e in self._said if isinstance(e, TextDelta))
+        thinking = "".join(e.text for e in self._said if isinstance(e, ThinkingDelta))
+        calls = [e for e in self._said if isinstance(e, ToolCall)]
+        return assistant_message(text, thinking, calls) if text or calls else None
 
     def _text(self, text: str) -> TextDelta:
         self._shown = (self._shown + text)[-16:]

@@ -7,7 +7,6 @@ that a fresh session with the same messages would give.
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -21,9 +20,9 @@ from . import sessionfile
 from .completion import Ask, Completions
 from .engine import Engine, Stream
 from .errors import ContextFull, MessageError, OptionError, SessionBusy
-from .events import Event, Finish, FinishReason, Statistics, TextDelta, ThinkingDelta, ToolCall
-from .generation import Request, Token
+from .events import Event, Finish, Statistics, TextDelta, ThinkingDelta, ToolCall
 from .messages import Message, checked_messages
+from .reply import assistant_message
 
 MIN_REPLY_TOKENS = 64
 """A turn is refused when the context holds less than this, or the asked-for budget, for the reply."""
@@ -327,7 +326,7 @@ class Session:
         """
         with self._changing():
             messages, target = [dict(m) for m in self._messages], Path(path)
-            ids = self._history_ids()
+            ids = self.completions.history(self._messages, self.ask)
             self.engine.call(lambda: self._write(target, messages, ids)).result()
 
     @classmethod
@@ -357,12 +356,9 @@ class Session:
         request interrupts it, and what it has read by then is kept.
         """
         with self._lock:
-            ids = self._history_ids()
-        if not ids or (self._preparing is not None and not self._preparing.done):
-            return
-        self._preparing = self.engine.submit(
-            Request(ids=ids, consumer=_Silent(), max_tokens=0, checkpoints=(len(ids),), background=True)
-        )
+            request = self.completions.preparation(self._messages, self.ask)
+        if request is not None and (self._preparing is None or self._preparing.done):
+            self._preparing = self.engine.submit(request)
 
     @property
     def engine(self) -> Engine:
@@ -408,18 +404,7 @@ class Session:
             if not answered:
                 self._messages = self._before
                 return
-            reply: dict[str, Any] = {"role": "assistant", "content": turn.text}
-            if turn.thinking:
-                reply["reasoning_content"] = turn.thinking
-            if turn.tool_calls:
-                reply["tool_calls"] = [
-                    {
-                        "id": call.id,
-                        "type": "function",
-                        "function": {"name": call.name, "arguments": json.loads(call.arguments)},
-                    }
-                    for call in turn.tool_calls
-                ]
+            reply = assistant_message(turn.text, turn.thinking, turn.tool_calls)
             self._messages = [*self._messages, reply]
 
     @contextmanager
@@ -442,18 +427,6 @@ class Session:
                 return i
         raise MessageError("Nothing has been asked yet.")
 
-    def _history_ids(self) -> tuple[int, ...]:
-        """What the next prompt will begin with; nothing if the conversation cannot go on with a question."""
-        try:
-            return self.completions.template.history(
-                self._messages,
-                tools=self.ask.tools,
-                thinking=self.ask.thinking,
-                options=self.ask.template_options,
-            )
-        except MessageError:
-            return ()
-
     def _write(self, path: Path, messages: list[dict[str, Any]], ids: tuple[int, ...]) -> None:
         found = self.engine.store.find(ids) if ids else None
         offset = found.reachable(found.common(np.asarray(ids))) if found is not None else 0
@@ -469,18 +442,6 @@ class Session:
 
     def _fingerprint(self) -> str:
         return sessionfile.fingerprint(self.engine.model, self.completions.quantization)
-
-
-class _Silent:
-    """A consumer for requests that generate nothing."""
-
-    thinking_tokens = 0
-
-    def token(self, token: Token) -> tuple[Sequence[Event], FinishReason | None]:
-        raise AssertionError("a request without tokens has sampled one")
-
-    def finish(self, reason: FinishReason) -> tuple[Sequence[Event], Finish]:
-        return (), Finish(reason)
 
 
 _ASK_FIELDS = {f.name for f in fields(Ask)}

@@ -30,8 +30,10 @@ class Prompt:
     opens_thinking: bool
     """The prompt ends inside a thought, so the reply begins with one."""
     checkpoints: tuple[int, ...]
-    """Offsets into ids: the end of the system prompt and tools, if they are worth it, and of the last
-    message."""
+    """Offsets into ids: the end of the system prompt and tools, if they are worth it, and where the next
+    turn goes on."""
+    messages: tuple[Message, ...] = ()
+    """The conversation that was rendered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,8 +107,8 @@ class ChatTemplate:
             if opens and thinking is False:
                 text, opens = text.rstrip("\n") + f"\n\n{self.think_end}\n\n", False
             ids = self._encode(text)
-            marks = self._marks(checked, tools, given, ids, reply)
-        return Prompt(text, tuple(ids), opens, marks)
+            marks = self._marks(checked, tools, given, text, ids, reply)
+        return Prompt(text, tuple(ids), opens, marks, tuple(messages))
 
     def history(
         self,
@@ -198,19 +200,37 @@ class ChatTemplate:
         messages: list[dict[str, Any]],
         tools: Any,
         options: Mapping[str, Any],
+        text: str,
         ids: list[int],
         reply: bool,
     ) -> tuple[int, ...]:
-        marks = set()
+        marks = {len(ids)}
         if reply:
-            history = self._encode(self._apply(messages, tools, options, reply=False))
-            marks.add(_common(ids, history))
-        else:
-            marks.add(len(ids))
+            history = self._apply(messages, tools, options, reply=False)
+            here = _common(text, history)
+            later = self._goes_on(messages, tools, options, text)
+            # The header of the reply belongs to what is kept. Where a new question strips earlier thoughts (after
+            # tool calls), the place of the next tool result is worth a mark of its own.
+            marks = {self._offset(text, ids, at) for at in ({later} if later >= here else {later, here})}
         shared = self._shared_tokens(messages, tools, options)
         if shared >= MIN_SHARED_TOKENS:
             marks.add(shared)
         return tuple(sorted(m for m in marks if 0 < m <= len(ids)))
+
+    def _goes_on(self, messages: list[dict[str, Any]], tools: Any, options: Mapping[str, Any], text: str) -> int:
+        """How much of a prompt's text the prompt after the next question begins with, whatever is answered."""
+        found = len(text)
+        for answer in ("0" + MARK, "." + MARK):
+            turn = [{"role": "assistant", "content": answer}, {"role": "user", "content": MARK}]
+            try:
+                found = min(found, _common(text, self._apply([*messages, *turn], tools, options)))
+            except MessageError:
+                return 0
+        return found
+
+    def _offset(self, text: str, ids: list[int], at: int) -> int:
+        """How many of the ids lie before a place in the text."""
+        return len(ids) if at == len(text) else _common(ids, self._encode(text[:at]))
 
     def _shared_tokens(self, messages: list[dict[str, Any]], tools: Any, options: Mapping[str, Any]) -> int:
         """How many tokens every conversation with this system prompt and these tools begins with."""
@@ -272,6 +292,9 @@ def _with_text(call: dict[str, Any]) -> dict[str, Any]:
     return {**call, "function": {**call["function"], "arguments": json.dumps(call["function"]["arguments"])}}
 
 
-def _common(one: Sequence[int], two: Sequence[int]) -> int:
+def _common(one: Sequence[object], two: Sequence[object]) -> int:
+    """How long the beginning is that both share."""
     n = min(len(one), len(two))
-    return next((i for i in range(n) if one[i] != two[i]), n)
+    if one[:n] == two[:n]:
+        return n
+    return next(i for i in range(n) if one[i] != two[i])

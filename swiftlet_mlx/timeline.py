@@ -199,12 +199,22 @@ class PrefixStore:
         wanted = np.asarray(ids, dtype=np.int64)
         return max(self._timelines, key=lambda t: t.reachable(t.common(wanted)), default=None)
 
-    def put(self, timeline: Timeline) -> None:
-        """Keep a timeline as the most recently used one, then drop what the budget does not hold."""
+    def unread(self, ids: Sequence[int]) -> int:
+        """How many of `ids` no timeline spares anybody to read."""
+        wanted = np.asarray(ids, dtype=np.int64)
+        return len(ids) - max((t.reachable(t.common(wanted)) for t in self._timelines), default=0)
+
+    def put(self, timeline: Timeline) -> bool:
+        """Keep a timeline as the most recently used one, then drop what the budget does not hold.
+
+        Returns:
+            False if that was the timeline itself.
+        """
         if len(timeline) and self.budget_bytes > 0:
             self._timelines = [t for t in self._timelines if not _covers(timeline, t)]
             self._timelines.append(timeline)
             self.shrink()
+        return any(t is timeline for t in self._timelines)
 
     def shrink(self, budget_bytes: int | None = None) -> None:
         """Drop the oldest until the budget holds: other timelines first, then checkpoints of the last one.

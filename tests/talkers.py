@@ -161,7 +161,8 @@ class Scripted(nn.Module):
     """Says given ids, one reply after another (the last one again and again), whatever the prompt; then its end token.
 
     Has one key-value and one recurrent cache, as a hybrid model. A reply begins when it is fed a token that it has
-    not just said. `on_step(i)` is called before the i-th token of a reply and may wait or raise.
+    not just said; two such tokens one by one are the end of one prompt. `on_step(i)` is called before the i-th token of
+    a reply and may wait or raise.
     """
 
     def __init__(
@@ -180,6 +181,7 @@ class Scripted(nn.Module):
         self._said: int | None = None
         self._reply = -1
         self._step = 0
+        self._one_by_one = False
 
     @property
     def layers(self) -> list[Any]:
@@ -197,13 +199,16 @@ class Scripted(nn.Module):
         said = self._eos
         if n == 1:
             if inputs[0, 0].item() != self._said:
-                self._reply, self._step = min(self._reply + 1, len(self._replies) - 1), 0
+                if not (self._one_by_one and self._step == 1):
+                    self._reply = min(self._reply + 1, len(self._replies) - 1)
+                self._step = 0
             if self._on_step is not None:
                 self._on_step(self._step)
             script = self._replies[self._reply]
             said = script[min(self._step, len(script) - 1)]
             self._step += 1
             self._said = said
+        self._one_by_one = n == 1
         logits = mx.full((1, n, N_VOCAB), -10.0)
         logits[0, -1, said] = 10.0
         return logits

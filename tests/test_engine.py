@@ -511,6 +511,33 @@ def test_a_background_request_gives_way_and_leaves_what_it_has_read(start: Calla
     assert ids_of(events) == stock(model, long, 4)
 
 
+def test_what_follows_a_reply_waits_until_nobody_asks_and_may_fail(start: Callable[..., Engine]) -> None:
+    model = random_model()
+    engine = start(model, idle_seconds=0.02)
+    made: list[int] = []
+
+    def then(n: int) -> Request:
+        made.append(n)
+        if n == 2:
+            raise RuntimeError("no template")
+        return request((*PROMPT, *range(100 * n, 100 * n + 20)), max_tokens=0)
+
+    def reply(n: int) -> None:
+        list(engine.submit(request(max_tokens=2, then=lambda: then(n))))
+
+    reply(1)
+    reply(2)  # at once: 1 still waits
+    while len(made) < 2 or engine._worker._running is not None:
+        time.sleep(0.001)
+    assert made == [2, 1], "the last one first"
+    assert engine.call(lambda: engine.store.unread((*PROMPT, *range(100, 120)))).result() == 0
+    stream = engine.submit(request(max_tokens=5000, then=lambda: then(3)))
+    next(stream)
+    stream.cancel()
+    assert reason(list(stream)) == "cancelled"
+    assert not engine._worker._ahead, "a reply that nobody wanted goes on nowhere"
+
+
 # ---- the end ------------------------------------------------------------------------------------------------------
 
 

@@ -89,6 +89,7 @@ def opened() -> Iterator[Callable[..., Session]]:
     def make(model: Any = None, opening: str = "none", **options: Any) -> Session:
         words = tokenizer(chat_template(opening))
         options.setdefault("ask", GREEDY)
+        options.setdefault("idle_seconds", None)
         sessions.append(Session(model or random_model(), words, **options))
         return sessions[-1]
 
@@ -523,6 +524,31 @@ def test_idle_time_can_be_used_to_read_the_stripped_history(opened: Callable[...
     assert read(second) <= alone
 
 
+def until_idle(engine: Engine) -> None:
+    worker = engine._worker
+    for _ in range(3):  # what was taken from the queue may not be running yet
+        while worker._ahead or worker._running is not None:
+            time.sleep(0.001)
+        time.sleep(0.001)
+
+
+def test_an_engine_reads_the_stripped_history_when_nobody_asks(opened: Callable[..., Session]) -> None:
+    replies = ("hm " * 40 + "</think>" + "Hello world. " * 20, "x</think>b")
+    session = opened(scripted(*replies), opening="switch", idle_seconds=0.0)
+    talk(session, "Hi", max_tokens=300)
+    until_idle(session.engine)
+    alone = len(session.completions.render([{"role": "user", "content": "Hi"}]).ids)
+    assert read(talk(session, "Hi", max_tokens=300)) <= alone
+
+
+def test_nothing_is_read_ahead_that_the_budget_does_not_hold(opened: Callable[..., Session]) -> None:
+    session = opened(random_model(), prefix_cache_gb=1e-7, idle_seconds=0.0)
+    talk(session, "Hi")
+    assert not session.engine._worker._ahead
+    until_idle(session.engine)
+    assert len(session.engine.store) == 0
+
+
 def test_the_same_seed_gives_the_same_answer_whatever_was_cached(opened: Callable[..., Session]) -> None:
     session = opened()
     options = {"temperature": 1.0, "seed": 11, "max_tokens": 12}
@@ -648,11 +674,12 @@ class Walk(RuleBasedStateMachine):
         opening=st.sampled_from(["none", "switch"]),
         budget=st.sampled_from([1.0, 150e-6]),
         system=st.sampled_from([None, LONG]),
+        idle_seconds=st.sampled_from([None, 0.0]),
     )
-    def begin(self, kind: str, opening: str, budget: float, system: str | None) -> None:
+    def begin(self, kind: str, opening: str, budget: float, system: str | None, idle_seconds: float | None) -> None:
         self.session = Session(
             MODELS[kind], tokenizer(chat_template(opening)), system=system, ask=GREEDY,
-            prefix_cache_gb=budget, prefill_step_size=16,
+            prefix_cache_gb=budget, prefill_step_size=16, idle_seconds=idle_seconds,
         )  # fmt: skip
 
     @rule(

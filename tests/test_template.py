@@ -192,7 +192,32 @@ def test_the_last_checkpoint_is_where_the_next_turn_goes_on(opening: str) -> Non
     second = made.render([USER, ANSWER, USER])
     offset = first.checkpoints[-1]
     assert first.ids[:offset] == second.ids[:offset]
-    assert len(first.ids) - offset <= 8
+    rest = tokenizer().decode(first.ids[offset:])
+    assert rest == ("" if opening == "none" else "<think>\n"), "the header of the reply comes again, the tag may not"
+
+
+def test_between_tool_calls_the_next_result_and_the_next_question_have_a_mark_each() -> None:
+    made = template("switch")
+    _, call = called({"n": 1})
+    call["reasoning_content"] = "hm"
+    turn = [USER, call, {"role": "tool", "content": "t"}]
+    prompt = made.render(turn)
+    asked, told = prompt.checkpoints
+    later = made.render([*turn, ANSWER, USER]).ids
+    assert prompt.ids[:asked] == later[:asked] != prompt.ids[: asked + 1]
+    again = made.render([*turn, call, {"role": "tool", "content": "t"}]).ids
+    assert prompt.ids[:told] == again[:told]
+    assert asked < told
+
+
+def test_a_template_that_refuses_what_may_come_still_gets_its_mark() -> None:
+    """One that takes no answers: the mark is the end of the last message."""
+    plain = (
+        "{% for m in messages %}{% if m.role == 'assistant' %}{{ raise_exception('no') }}{% endif %}{{ m.content }}"
+        "{% endfor %}{% if add_generation_prompt %}:{% endif %}"
+    )
+    prompt = ChatTemplate(tokenizer(plain)).render([USER])
+    assert tokenizer().decode(prompt.ids[: prompt.checkpoints[-1]]) == USER["content"]
 
 
 def test_a_long_system_prompt_gets_a_checkpoint_that_other_conversations_share() -> None:
