@@ -348,17 +348,21 @@ class Session:
             raise
         return session
 
-    def prepare(self) -> None:
-        """Read the history in idle time, so that the next turn has only its own words to read.
+    def prepare(self) -> Stream | None:
+        """Read the history now, so that the next turn has only its own words to read.
 
         After a reply whose thoughts the template strips (or whose text is split into other tokens when it is
-        read back), the answer must be read again as history. This does it while the user reads and types; any
-        request interrupts it, and what it has read by then is kept.
+        read back), the answer must be read again as history. The engine does that by itself when it has been idle for
+        a while; this does not wait. Any request interrupts it.
+
+        Returns:
+            The reading under way, to be waited for by whoever wants to; None if there is nothing to read.
         """
         with self._lock:
             request = self.completions.preparation(self._messages, self.ask)
         if request is not None and (self._preparing is None or self._preparing.done):
             self._preparing = self.engine.submit(request)
+        return self._preparing
 
     @property
     def engine(self) -> Engine:

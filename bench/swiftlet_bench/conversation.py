@@ -4,11 +4,11 @@
 
 One long first question; then, in turn and again and again, a second question (on the conversation as it was after the
 first, opened from its file) and a bare prompt: a question of the same length asked of an engine that has read nothing.
-The same once more after the idle time between
-turns has been used to read the answer as history, as `chat` does while a person types. Seconds of the machine and of
-the processor are both noted up to the first token, for the former suffer from whatever else is running. Then
-checkpoints a token apart, and the file, opened several times. `--turns` holds one conversation of short turns and notes
-the memory. Ratios are taken inside a round. Prints one JSON object a line.
+The same once more after the idle time between turns has been used to read the answer as history, as every engine does
+while a person types. Seconds of the machine and of the processor are both noted up to the first token, for the former
+suffer from whatever else is running. Then checkpoints a token apart, and the file, opened several times. `--turns`
+holds one conversation of short turns and notes the memory. Ratios are taken inside a round. Prints one JSON object a
+line.
 """
 
 from __future__ import annotations
@@ -26,8 +26,10 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
+import numpy as np
 
 from swiftlet_mlx.completion import Ask, Completions
+from swiftlet_mlx.config import read_config
 from swiftlet_mlx.engine import Engine
 from swiftlet_mlx.errors import ContextFull
 from swiftlet_mlx.events import Statistics
@@ -39,6 +41,7 @@ from swiftlet_mlx.timeline import Timeline
 
 from . import process
 from .harness import Spread, Values, collect, in_turn, ratio
+from .synthetic import is_synthetic
 
 WORDS = (
     "river",
@@ -79,17 +82,33 @@ def said(turn: Turn) -> Statistics:
     return turn.statistics
 
 
+class Readable:
+    """Lets a model of random weights say only what comes back as the same tokens when its text is read again, as the
+    words of a trained model mostly do. Each id alone does; that neighbours do not join is up to the tokenizer."""
+
+    def __init__(self, tokenizer: Any, n_vocab: int) -> None:
+        same = [i for i in range(n_vocab) if tokenizer.encode(tokenizer.decode([i]), add_special_tokens=False) == [i]]
+        self._same = [i for i in same if tokenizer.decode([i]).isalpha()]
+        self._others: mx.array | None = None
+
+    def __call__(self, _generated: list[int], logits: mx.array) -> mx.array:
+        if self._others is None:
+            others = np.full(logits.shape[-1], -1e9, dtype=np.float32)
+            others[self._same] = 0.0
+            self._others = mx.array(others)
+        return logits + self._others
+
+
 def prepared(session: Session) -> None:
     """Use the idle time, and wait until it has been."""
-    session.prepare()
-    for _ in session._preparing or ():
+    for _ in session.prepare() or ():
         pass
 
 
 def asked(session: Session, text: str) -> Values:
     """What the first token of an answer costs."""
     used = process.cpu_seconds()
-    turn = said(session.send(text, max_tokens=1, min_tokens=1))
+    turn = said(session.send(text, max_tokens=1))
     used = process.cpu_seconds() - used
     return {
         "read_tokens": turn.prompt_tokens - turn.cached_tokens,
@@ -200,10 +219,13 @@ def run(argv: list[str] | None = None) -> None:
         say(case=case, median=spread.median, low=spread.low, high=spread.high, n=spread.n, flags=spread.flags())
 
     folder = find_model(args.model)
-    ask = Ask(sampling=Sampling(min_tokens=args.max_tokens), max_tokens=args.max_tokens, thinking=False)
-    opened = Engine(lambda: load(folder, cache_gb=args.cache_gb), prefix_cache_gb=args.prefix_cache_gb)
+    opened = Engine(
+        lambda: load(folder, cache_gb=args.cache_gb), prefix_cache_gb=args.prefix_cache_gb, idle_seconds=None
+    )
     with opened as engine:
         completions = Completions(engine, folder)
+        words_only = [Readable(engine.tokenizer, len(engine.tokenizer))] if is_synthetic(read_config(folder)) else []
+        ask = Ask(sampling=Sampling(), max_tokens=args.max_tokens, thinking=False, processors=tuple(words_only))
         say(
             case="setting", model=folder.name, device=str(mx.default_device()), machine=platform.machine(),
             cores=os.cpu_count(), mlx=version("mlx"), mlx_lm=version("mlx-lm"), first_tokens=args.first_tokens,
