@@ -15,7 +15,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from .defaults import eos_entries, read_json, sampling_defaults
+from .defaults import read_json, sampling_defaults, stated_ends
 from .detokenizer import Vocabulary, end_ids
 from .engine import Engine, Stream
 from .errors import MessageError, OptionError
@@ -95,7 +95,7 @@ class Completions:
         config = read_json(self.folder / "config.json") if known else {}
         self.quantization = config.get("quantization")
         self.generation_config = read_json(self.folder / "generation_config.json") if known else {}
-        self.eos_ids = end_ids(self.tokenizer, *eos_entries(config, self.generation_config))
+        self.eos_ids = end_ids(self.tokenizer, stated_ends(config, self.generation_config))
         tags = [getattr(self.tokenizer, name, None) or "" for name in _TAGS]
         self.markup = Markup(*tags)
         self.vocabulary = Vocabulary(self.tokenizer, keep=[t for t in tags if t])

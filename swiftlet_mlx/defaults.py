@@ -62,12 +62,17 @@ def sampling_defaults(generation_config: Mapping[str, Any], *, thinking: bool, s
         raise ConfigError(f"{source or 'generation_config.json'}: {error}") from error
 
 
-def eos_entries(*configs: Mapping[str, Any]) -> list[Any]:
-    """Every eos_token_id the files name, nested text configs included."""
-    found = []
+def stated_ends(*configs: Mapping[str, Any]) -> frozenset[int]:
+    """The ids that a model's files say end a turn.
+
+    Args:
+        configs: config.json and generation_config.json. The first may keep its own in `text_config`; either may name
+            one id or a list.
+    """
+    ids: set[int] = set()
     for config in configs:
         text = config.get("text_config")
         for holder in (config, text if isinstance(text, Mapping) else {}):
-            if holder.get("eos_token_id") is not None:
-                found.append(holder["eos_token_id"])
-    return found
+            stated = holder.get("eos_token_id")
+            ids |= {i for i in (stated if isinstance(stated, list) else [stated]) if type(i) is int and i >= 0}
+    return frozenset(ids)

@@ -17,23 +17,19 @@ END_NAMES = ("<|im_end|>", "<|endoftext|>", "<|im_start|>", "<|eot_id|>", "<|end
 that writes <|im_start|> has begun somebody else's turn."""
 
 
-def end_ids(tokenizer: Any, *sources: Any) -> frozenset[int]:
+def end_ids(tokenizer: Any, stated: Iterable[int] = ()) -> frozenset[int]:
     """All ids that end a turn: the tokenizer's, the files', and the well-known ones the vocabulary has as
     special.
 
     Args:
         tokenizer: mlx-lm's wrapper or a bare Hugging Face tokenizer.
-        sources: what config.json and generation_config.json say under eos_token_id: an id, a list, or None.
+        stated: what the model's files say; see `defaults.stated_ends`.
     """
-    ids: set[int] = set()
-    for source in (getattr(tokenizer, "eos_token_ids", None), tokenizer.eos_token_id, *sources):
-        if isinstance(source, int) and not isinstance(source, bool):
-            ids.add(source)
-        elif isinstance(source, Iterable):
-            ids |= {i for i in source if isinstance(i, int) and not isinstance(i, bool)}
+    ids = {*stated, *(getattr(tokenizer, "eos_token_ids", None) or ())}
+    if isinstance(tokenizer.eos_token_id, int):
+        ids.add(tokenizer.eos_token_id)
     special = set(tokenizer.all_special_tokens) | _added_special(tokenizer)
-    ids |= {tokenizer.convert_tokens_to_ids(name) for name in END_NAMES if name in special}
-    return frozenset(i for i in ids if i >= 0)
+    return frozenset(ids | {tokenizer.convert_tokens_to_ids(name) for name in END_NAMES if name in special})
 
 
 def _added_special(tokenizer: Any) -> set[str]:

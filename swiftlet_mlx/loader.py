@@ -8,7 +8,6 @@ streaming cannot be used, loading stops and says why.
 from __future__ import annotations
 
 import importlib.util
-import json
 import re
 import sys
 from collections.abc import Callable
@@ -22,7 +21,8 @@ from mlx_lm.utils import load_adapters, load_model, load_tokenizer
 
 from . import memory
 from ._compat import SwitchGLU, SwitchMLP, get_model_classes
-from .config import ModelConfig, for_mlx_lm, read_config, text_config
+from .config import ModelConfig, for_mlx_lm, read_config
+from .defaults import read_json, stated_ends
 from .delta import chunked_by_default, use_chunked_delta
 from .errors import ConfigError, ModelNotFound, StreamingUnsupported
 from .governor import Governor, Search
@@ -158,9 +158,9 @@ def load_text(
     extra = {**(tokenizer_config or {})}
     if trust:
         extra.setdefault("trust_remote_code", True)
-    ends = eos_ids(folder, config)
+    ends = stated_ends(config, read_json(folder / "generation_config.json"))
     try:
-        return load_tokenizer(folder, extra, eos_token_ids=ends or None)
+        return load_tokenizer(folder, extra, eos_token_ids=sorted(ends) or None)
     except Exception as error:  # the tokenizers library raises bare ones
         raise ConfigError(
             f"{folder}: the tokenizer cannot be loaded ({error}). Copy tokenizer.json, tokenizer_config.json and "
@@ -171,22 +171,6 @@ def load_text(
 def has_tokenizer(folder: Path) -> bool:
     """Whether text can be turned into tokens with what the folder holds."""
     return any((folder / name).is_file() for name in _TOKENIZER_FILES)
-
-
-def eos_ids(folder: Path, config: dict[str, Any]) -> list[int]:
-    """Union of the end-of-turn ids of config.json (either place) and generation_config.json."""
-    found: list[int] = []
-    path = folder / "generation_config.json"
-    places = [config, text_config(config)]
-    if path.is_file():
-        try:
-            places.append(json.loads(path.read_bytes()))
-        except (OSError, ValueError) as error:
-            raise ConfigError(f"{path}: cannot be read ({error}); copy it again from the model's page") from None
-    for place in places:
-        ids = place.get("eos_token_id")
-        found += [i for i in (ids if isinstance(ids, list) else [ids]) if type(i) is int]
-    return list(dict.fromkeys(found))
 
 
 def model_classes(folder: Path, cache_gb: float | None = None) -> tuple[type[nn.Module], type]:

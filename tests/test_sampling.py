@@ -10,7 +10,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from swiftlet_mlx.defaults import INSTRUCT, THINKING, read_json, sampling_defaults
+from swiftlet_mlx.defaults import INSTRUCT, THINKING, read_json, sampling_defaults, stated_ends
 from swiftlet_mlx.errors import ConfigError, SamplingError
 from swiftlet_mlx.sampling import Sampler, Sampling
 
@@ -171,6 +171,19 @@ def test_an_unknown_option_is_refused_by_name() -> None:
 
 def test_none_leaves_a_value_as_it_is() -> None:
     assert Sampling(top_k=5).with_values(top_k=None, temperature=0.5) == Sampling(top_k=5, temperature=0.5)
+
+
+# ---- ends ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("config", "generation", "ends"),
+    [({"eos_token_id": 7}, {}, {7}), ({"eos_token_id": [7, 8]}, {"eos_token_id": 9}, {7, 8, 9}), ({}, {}, set()),
+     ({"eos_token_id": None, "text_config": {"eos_token_id": 5}}, {"eos_token_id": True}, {5}),
+     ({"text_config": 3, "eos_token_id": ["x", -1, 4]}, {}, {4})],
+)  # fmt: skip
+def test_ends_are_the_union_of_what_the_files_state(config: Any, generation: Any, ends: set[int]) -> None:
+    assert stated_ends(config, generation) == ends
 
 
 # ---- defaults ----------------------------------------------------------------------------------------------------

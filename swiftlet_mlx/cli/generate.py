@@ -140,13 +140,13 @@ class _Ids:
 
 def _continue_ids(engine: Engine, folder: Path, ids: list[int], limit: int, sampling: Sampling) -> Stream:
     from swiftlet_mlx.config import read_config
+    from swiftlet_mlx.defaults import read_json, stated_ends
+    from swiftlet_mlx.detokenizer import end_ids
     from swiftlet_mlx.generation import Request
-    from swiftlet_mlx.loader import eos_ids
 
-    ends = {*eos_ids(folder, read_config(folder)), *getattr(engine.tokenizer, "eos_token_ids", ())}
-    return engine.submit(
-        Request(ids=tuple(ids), consumer=_Ids(), max_tokens=limit, eos_ids=frozenset(ends), sampling=sampling)
-    )
+    stated = stated_ends(read_config(folder), read_json(folder / "generation_config.json"))
+    ends = stated if engine.tokenizer is None else end_ids(engine.tokenizer, stated)
+    return engine.submit(Request(ids=tuple(ids), consumer=_Ids(), max_tokens=limit, eos_ids=ends, sampling=sampling))
 
 
 def _continue_text(
