@@ -177,8 +177,19 @@ def test_the_table_takes_the_newest_row_of_each_setting(tmp_path: Path) -> None:
     report.append_csv(tmp_path / "r.csv", [new, old, row(cache_bytes=0, engine="mlx-lm")])
     lines = report.results_table(tmp_path).splitlines()
     assert len(lines) == 4
-    assert [line.split("|")[6].strip() for line in lines[2:]] == ["11 (10-12)", "2 (2-2)"]
+    assert [line.split("|")[6].strip() for line in lines[2:]] == ["11 (10-12), noisy, drifting", "2 (2-2)"]
     assert any("| all |" in line for line in lines)
+
+
+def test_the_table_says_which_rows_are_not_to_be_trusted(tmp_path: Path) -> None:
+    noisy = row(10.0, 14.0, 10.0)
+    warm = replace(
+        row(7.0, 7.0, 7.0, cache_bytes=9), values={**row(7.0, 7.0, 7.0).values, "throttled": Spread((0.0, 1.0))}
+    )
+    report.append_csv(tmp_path / "r.csv", [noisy, warm])
+    cells = [line.split("|")[6].strip() for line in report.results_table(tmp_path).splitlines()[2:]]
+    assert cells == ["7 (7-7), throttled by heat", "10 (10-14), noisy"]
+    assert "throttled by heat: 1 of 2 runs" in report.share([warm])
 
 
 def test_the_table_shows_the_longest_prompt_of_the_same_page(tmp_path: Path) -> None:

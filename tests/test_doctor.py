@@ -22,10 +22,10 @@ from tiny import make_checkpoint
 from swiftlet_mlx import doctor, loader
 from swiftlet_mlx.checkpoint import open_checkpoint
 from swiftlet_mlx.cli import doctor as command
-from swiftlet_mlx.cli import remembered
+from swiftlet_mlx.cli import left_open, remembered
 from swiftlet_mlx.cli.app import app
 from swiftlet_mlx.cli.run import run
-from swiftlet_mlx.errors import ReadFailed
+from swiftlet_mlx.errors import OptionError, ReadFailed
 from swiftlet_mlx.oracle import Comparison
 from swiftlet_mlx.qpack import open_container
 from swiftlet_mlx.slots import SlotPool
@@ -236,6 +236,8 @@ def test_doctor_predicts_models_from_what_it_measures(
     said = json.loads(out)
     assert [m["model"] for m in said["models"]] == ["qwen3.6-35b", "qwen3-next-80b", "qwen3.5-397b"]
     assert all(rate > 0 for rate in said["disk_bytes_per_second"].values())
+    assert said["reads"]["io"] == left_open.io_for("auto")
+    assert f"--io auto is {said['reads']['io']}" in " ".join(said["lines"])
 
 
 @pytest.mark.parametrize(
@@ -255,7 +257,10 @@ def test_shared_text_has_no_folders(text: str, shared: str) -> None:
 
 def test_remembered_settings_reach_a_later_command_before_mlx_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     remembered.remember({"MLX_METAL_FAST_SYNCH": "1", "LD_PRELOAD": "x"})
-    assert json.loads(remembered.path().read_text()) == {"environment": {"MLX_METAL_FAST_SYNCH": "1"}}
+    remembered.remember(reads=remembered.Reads("direct", 1.4))
+    assert json.loads(remembered.path().read_text()) == {
+        "environment": {"MLX_METAL_FAST_SYNCH": "1"}, "reads": {"io": "direct", "direct_times": 1.4},
+    }  # fmt: skip
     program = (
         "import os, sys; sys.argv = ['swiftlet-mlx', '--version']; import swiftlet_mlx.cli.app as a; "
         "assert 'mlx' not in sys.modules\n"
@@ -272,13 +277,28 @@ def test_remembered_settings_reach_a_later_command_before_mlx_starts(monkeypatch
 @pytest.mark.parametrize(
     "text",
     ["", "[]", "{", '{"environment": 5}', '{"environment": {"LD_PRELOAD": "1"}}',
-     '{"environment": {"MLX_METAL_FAST_SYNCH": "$(x)"}}', '{"environment": {"MLX_METAL_FAST_SYNCH": 1}}'],
+     '{"reads": {"io": "fast", "direct_times": 2}}', '{"reads": {"io": "direct", "direct_times": NaN}}', '{"reads": 5}',
+     '{"reads": {"io": "direct", "direct_times": "x"}}', '{"environment": {"MLX_METAL_FAST_SYNCH": "$(x)"}}',
+     '{"environment": {"MLX_METAL_FAST_SYNCH": 1}}'],
 )  # fmt: skip
 def test_a_damaged_or_foreign_settings_file_sets_nothing(text: str) -> None:
     assert remembered.environment() == {}
     remembered.path().parent.mkdir(parents=True, exist_ok=True)
     remembered.path().write_text(text)
     assert remembered.environment() == {}
+    assert remembered.reads() is None
+    assert left_open.io_for("auto") == "cached"
+
+
+def test_reads_go_as_doctor_has_found_unless_the_user_says_otherwise() -> None:
+    assert "`swiftlet-mlx doctor` measures" in left_open.io_in_words()
+    remembered.remember({"MLX_METAL_FAST_SYNCH": "1"}, remembered.Reads("direct", 1.4))
+    remembered.remember({})  # other settings come and go
+    assert [left_open.io_for(given) for given in ("auto", "cached", "direct")] == ["direct", "cached", "direct"]
+    assert left_open.io_in_words().startswith("direct (measured by doctor")
+    assert "1.40 times" in left_open.io_in_words()
+    with pytest.raises(OptionError, match="fast"):
+        left_open.io_for("fast")
 
 
 def test_on_metal_good_settings_are_measured_and_kept(

@@ -91,7 +91,7 @@ def measure(
             {c.name: partial(_read, path, c, case_bytes, seed) for c in part},
             rounds,
             0,
-            before_each=lambda name, cold=cold: _forget(path) if cold else None,  # type: ignore[misc]
+            before_each=lambda name, cold=cold: forget(path) if cold else None,  # type: ignore[misc]
             progress=lambda n, _, what, before=done: progress(before + n, total, what),  # type: ignore[misc]
         )
         done += rounds * len(part)
@@ -146,20 +146,42 @@ def _read(path: Path, case: Case, case_bytes: int, seeds: Iterator[int]) -> dict
         raise ReadFailed(f"{path.name}: {size} bytes are too few for reads of {case.read_bytes}; give a larger file")
     random.Random(next(seeds)).shuffle(places)
     places = places[: max(case.threads, case_bytes // case.read_bytes)]
+    return timed(path, places, case.read_bytes, case.threads, past_the_cache=case.cold)
+
+
+def timed(
+    path: Path, places: Sequence[int], read_bytes: int, threads: int, *, past_the_cache: bool, forget: bool = False
+) -> dict[str, float]:
+    """Read a file at these places and take the time.
+
+    Args:
+        path: The file.
+        places: Byte offsets.
+        read_bytes: At each.
+        threads: That read at once.
+        past_the_cache: On macOS, without using the page cache (F_NOCACHE).
+        forget: On Linux, give the pages back after each read, as `--io direct` does.
+
+    Raises:
+        ReadFailed: the file is shorter than it was.
+    """
     fd = os.open(path, os.O_RDONLY)
     times: list[float] = []
+    give_back = getattr(os, "posix_fadvise", None) if forget else None
     try:
-        _past_the_cache(fd, case.cold)
+        _past_the_cache(fd, past_the_cache)
         end = time.perf_counter() + CASE_SECONDS
         failures: list[BaseException] = []
 
         def work(first: int) -> None:
-            buffer = bytearray(case.read_bytes)
+            buffer = bytearray(read_bytes)
             try:
-                for at in places[first :: case.threads]:
+                for at in places[first::threads]:
                     start = time.perf_counter()
-                    if os.preadv(fd, [buffer], at) != case.read_bytes:
+                    if os.preadv(fd, [buffer], at) != read_bytes:
                         raise ReadFailed(f"{path.name}: a short read at byte {at}; the file has changed")
+                    if give_back is not None:
+                        give_back(fd, at, read_bytes, os.POSIX_FADV_DONTNEED)
                     now = time.perf_counter()
                     times.append(now - start)
                     if now > end:
@@ -167,7 +189,7 @@ def _read(path: Path, case: Case, case_bytes: int, seeds: Iterator[int]) -> dict
             except BaseException as error:
                 failures.append(error)
 
-        workers = [threading.Thread(target=work, args=(n,)) for n in range(case.threads)]
+        workers = [threading.Thread(target=work, args=(n,)) for n in range(threads)]
         start = time.perf_counter()
         for worker in workers:
             worker.start()
@@ -180,13 +202,14 @@ def _read(path: Path, case: Case, case_bytes: int, seeds: Iterator[int]) -> dict
         os.close(fd)
     times.sort()
     return {
-        "bytes_per_second": len(times) * case.read_bytes / seconds,
+        "bytes_per_second": len(times) * read_bytes / seconds,
         "median_seconds": times[len(times) // 2],
         "p99_seconds": times[min(len(times) - 1, int(len(times) * 0.99))],
     }
 
 
-def _forget(path: Path) -> None:
+def forget(path: Path) -> None:
+    """Make Linux drop a file's pages; elsewhere there is no way."""
     if hasattr(os, "posix_fadvise"):
         fd = os.open(path, os.O_RDONLY)
         try:

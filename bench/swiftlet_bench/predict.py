@@ -53,7 +53,7 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """Seconds of one token by their cause."""
+    """Seconds of one token by their cause. `assumed`: the hit rate is that of other models, not one measured here."""
 
     cache_bytes: int
     hit_rate: float
@@ -61,6 +61,7 @@ class Prediction:
     host_seconds: float
     read_seconds: float
     read_bytes: float
+    assumed: bool = True
 
     @property
     def tokens_per_second(self) -> float:
@@ -68,7 +69,12 @@ class Prediction:
 
 
 def predict(
-    shape: Shape, cache_bytes: int, rates: Rates, disk: float, curve: Sequence[tuple[float, float]] = CURVE
+    shape: Shape,
+    cache_bytes: int,
+    rates: Rates,
+    disk: float,
+    curve: Sequence[tuple[float, float]] = CURVE,
+    assumed: bool = True,
 ) -> Prediction:
     """Predict decoding.
 
@@ -78,6 +84,7 @@ def predict(
         rates: Of this machine.
         disk: Bytes a second, for reads of an expert's size.
         curve: (share of experts held, hit rate), ascending.
+        assumed: Whether the curve is that of other models.
     """
     held = min(1.0, cache_bytes / shape.all_experts_bytes)
     hit_rate = interpolate(curve, held)
@@ -90,6 +97,7 @@ def predict(
         host_seconds=rates.read_back if resident else shape.layers * (rates.read_back + HOST_SECONDS),
         read_seconds=missed / disk,
         read_bytes=missed,
+        assumed=assumed,
     )
 
 

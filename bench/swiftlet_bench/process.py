@@ -1,4 +1,4 @@
-"""Memory as the system counts it: this process's peak, and what was swapped meanwhile.
+"""Memory and processor time of this process, as the system counts them.
 
 Linux: resident set size, whose peak can be reset. macOS: physical footprint, the number Activity Monitor shows and the
 system kills by; it counts memory shared with the GPU, compressed pages too, and no file pages. The macOS parts follow
@@ -41,17 +41,6 @@ def now_bytes() -> int:
         return _status("VmRSS")
     footprint = _rusage_info(_FOOTPRINT)
     return footprint if footprint is not None else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-
-
-def swapped_bytes() -> int | None:
-    """Bytes the whole machine has written to swap since it was started; differences matter."""
-    try:
-        for line in Path("/proc/vmstat").read_text().splitlines():
-            if line.startswith("pswpout "):
-                return int(line.split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except OSError:
-        pass
-    return None
 
 
 def cpu_seconds() -> float:

@@ -17,15 +17,17 @@ from typing import Any
 from swiftlet_mlx.errors import SwiftletError
 from swiftlet_mlx.units import size
 
+from . import conditions
 from .harness import Setting, Spread
 
 # What is kept of a case, in the order of the columns: median, and lowest and highest beside it.
 QUANTITIES = (
     "decode_tokens_per_second", "later_tokens_per_second", "first_tokens_per_second", "prefill_tokens_per_second",
     "ttft_seconds", "hit_rate", "reads_per_token", "read_bytes_per_token", "wait_seconds_per_token",
-    "read_backs_per_token", "evictions_per_token", "p95_token_seconds", "slowest_token_seconds", "prefill_read_bytes",
+    "read_backs_per_token", "evictions_per_token", "allocated_bytes_per_token", "p95_token_seconds",
+    "slowest_token_seconds", "prefill_read_bytes",
     "prefill_reads", "prefill_wait_seconds", "peak_bytes", "mlx_peak_bytes", "mlx_active_bytes", "cpu_seconds",
-    "swap_written_bytes", "load_seconds", "load_peak_bytes", "generated_tokens",
+    "swap_written_bytes", "throttled", "others_cpu_share", "load_seconds", "load_peak_bytes", "generated_tokens",
 )  # fmt: skip
 SETTINGS = tuple(f.name for f in fields(Setting))
 COLUMNS = ("date", "case", *SETTINGS, "flags", *(f"{q}{end}" for q in QUANTITIES for end in ("", "_low", "_high")))
@@ -49,11 +51,12 @@ class Row:
 
     @property
     def flags(self) -> list[str]:
-        """What a reader must know, once for the quantity that matters most."""
+        """What a reader must know: of the quantity that matters most, and of the machine meanwhile."""
+        around = conditions.flags({name: spread.values for name, spread in self.values.items()})
         for name in ("decode_tokens_per_second", "prefill_tokens_per_second", "ttft_seconds"):
             if name in self.values:
-                return self.values[name].flags()
-        return []
+                return [*self.values[name].flags(), *around]
+        return around
 
     def __getitem__(self, name: str) -> float:
         return self.values[name].median
@@ -185,13 +188,14 @@ def _line(row: Mapping[str, str], prompt: Mapping[str, str]) -> str:
     cache = int(row["cache_bytes"])
     where = row["device"] if row["backend"] == "cuda" else row["chip"]
     spread = f"{_number(row, 'decode_tokens_per_second')} ({_range(row, 'decode_tokens_per_second')})"
+    remarks = [flag.partition(":")[0] for flag in row["flags"].split("; ") if flag]
     cells = (
         f"{where}, {int(row['memory_bytes']) / 2**30:.0f} GiB, {row['backend']}",
         _model(row["model"], row["synthetic"] == "True"),
         row["engine"],
         size(cache) if cache else "all",
         row["page_cache"],
-        spread,
+        ", ".join([spread, *remarks]),
         f"{_number(prompt, 'prefill_tokens_per_second')} at {prompt['prompt_tokens']}",
         f"{float(row['hit_rate']):.1%}" if row["hit_rate"] and cache else "-",
         size(float(row["peak_bytes"])),

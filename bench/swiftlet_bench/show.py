@@ -117,9 +117,6 @@ def details(console: Console, row: Row) -> None:
             f"{seconds(row['p95_token_seconds'])}; {_few(row['read_backs_per_token'])} read-backs, "
             f"{_few(row['reads_per_token'])} reads, {_few(row['evictions_per_token'])} evictions a token",
         )
-    swapped = v.get("swap_written_bytes")
-    if swapped is not None and swapped.high > 0:
-        _line(console, f"the machine swapped: up to {size(swapped.high)} written in a run. Give less --cache-gb", "red")
 
 
 def disk(console: Console, results: Sequence[io.Result]) -> None:
@@ -154,7 +151,8 @@ def predictions(
         table.add_column("measured", justify="right")
     for p in found:
         cells = [
-            size(p.cache_bytes), f"{p.hit_rate:.0%}", seconds(p.compute_seconds), seconds(p.host_seconds),
+            size(p.cache_bytes), f"{p.hit_rate:.0%}{' assumed' * p.assumed}",
+            seconds(p.compute_seconds), seconds(p.host_seconds),
             f"{seconds(p.read_seconds)} ({size(p.read_bytes)})", f"{_few(p.tokens_per_second)} tok/s",
         ]  # fmt: skip
         if measured:

@@ -26,7 +26,7 @@ from swiftlet_mlx.loader import has_tokenizer, load_streamed, load_text
 from swiftlet_mlx.reader import IO, IO_THREADS
 from swiftlet_mlx.stats import Stats
 
-from . import machine, pagecache, process, prompts
+from . import conditions, machine, pagecache, process, prompts
 from .harness import Setting, model_hash
 from .synthetic import is_synthetic
 
@@ -38,16 +38,18 @@ FIRST_TOKENS = 8  # told apart: the pool still holds what the prompt used
 
 @dataclass(slots=True)
 class Clock:
-    """A consumer of tokens that notes when they came and what the counters said."""
+    """A consumer of tokens that notes when they came, what the counters said, and what MLX had allocated."""
 
     counters: Callable[[], Stats]
     times: list[float] = field(default_factory=list)
     at: list[Stats] = field(default_factory=list)
+    active: list[int] = field(default_factory=list)
     thinking_tokens: int = 0
 
     def token(self, token: Token) -> tuple[Sequence[Event], FinishReason | None]:
         self.times.append(time.perf_counter())
         self.at.append(self.counters())
+        self.active.append(mx.get_active_memory())
         return (), None
 
     def finish(self, reason: FinishReason) -> tuple[Sequence[Event], Finish]:
@@ -87,7 +89,8 @@ class Subject:
         """
         process.reset_peak()
         mx.reset_peak_memory()
-        swapped, used = process.swapped_bytes(), process.cpu_seconds()
+        used = process.cpu_seconds()
+        watch = conditions.Watch()
         before = self._counters()
         clock = Clock(self._counters)
         stream = self.engine.submit(Request(ids=tuple(prompt), consumer=clock, max_tokens=n_tokens))
@@ -108,10 +111,7 @@ class Subject:
         }
         if n_tokens > 1:
             values |= _decode(clock)
-        now = process.swapped_bytes()
-        if swapped is not None and now is not None:
-            values["swap_written_bytes"] = now - swapped
-        return values
+        return {**values, **watch.values()}
 
     def setting(self, prompt: Sequence[int], n_tokens: int, n: int, warm_up: int) -> Setting:
         """All that decides what `run` measures."""
@@ -210,6 +210,13 @@ def _stock(folder: Path) -> tuple[Any, Any]:
     return model, load_text(folder, config) if has_tokenizer(folder) else None
 
 
+def _growth(held: Sequence[int]) -> float:
+    """Bytes a token leaves allocated: the least that is held in the second half of a run against the first. A single
+    reading swings by what MLX's reused buffers are too large."""
+    half = len(held) // 2
+    return (min(held[half:]) - min(held[:half])) / half
+
+
 def _decode(clock: Clock) -> Mapping[str, float]:
     steps = [b - a for a, b in zip(clock.times, clock.times[1:], strict=False)]
     n, seconds = len(steps), sum(steps)
@@ -229,4 +236,5 @@ def _decode(clock: Clock) -> Mapping[str, float]:
         "wait_seconds_per_token": done.wait_seconds / n,
         "read_backs_per_token": done.read_backs / n,
         "evictions_per_token": done.evictions / n,
+        "allocated_bytes_per_token": _growth(clock.active),
     }

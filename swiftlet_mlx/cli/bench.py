@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from . import console, options
+from .left_open import cache_gb_for, io_for
 
 if TYPE_CHECKING:
+    from swiftlet_bench.forecast import Here
+    from swiftlet_bench.predict import Prediction
     from swiftlet_bench.report import Row
-
-    from swiftlet_mlx.reader import IO
 
 EXAMPLE = "Example: swiftlet-mlx bench demo --prompt-tokens 64 --max-tokens 32"
 
@@ -20,7 +21,6 @@ PromptTokens = Annotated[str, typer.Option("--prompt-tokens", metavar="N,N", hel
 Rounds = Annotated[int, typer.Option("--rounds", min=1, help="Counted rounds; three or more show the spread.")]
 WarmUp = Annotated[int, typer.Option("--warm-up", min=0, help="Rounds before, that do not count.")]
 Threads = Annotated[int, typer.Option("--threads", min=1, max=64, help="Threads that read experts.")]
-Io = Annotated[str, typer.Option("--io", help="cached: experts may stay in the page cache; direct: they do not.")]
 Csv = Annotated[
     Path | None, typer.Option("--csv", metavar="PATH", help="Append to this file, or to MACHINE.csv in this folder.")
 ]
@@ -40,7 +40,7 @@ def bench(
     cold: Annotated[bool, typer.Option("--cold", help="Empty the page cache before every run (Linux).")] = False,
     stock: Annotated[bool, typer.Option("--stock", help="Measure mlx-lm alone, every expert in memory.")] = False,
     threads: Threads = 8,
-    io: Io = "cached",
+    io: options.Io = "auto",
     predict: Annotated[bool, typer.Option("--predict", help="Also predict, and compare.")] = False,
     csv: Csv = None,
     share: Share = False,
@@ -60,15 +60,17 @@ def bench(
         rows, sizes = page.measure(
             folder,
             plan,
-            cache_gb=cache_gb,
+            cache_gb=cache_gb_for(folder, cache_gb),
             threads=threads,
-            io=io_choice(io),
+            io=io_for(io),
             stock=stock,
             progress=progress,
             warn=remark,
         )
+    expected = predictions(folder, rows[0], quiet) if predict else None
     if json:
-        console.write(report.to_json(rows, sizes=sizes) + "\n")
+        more = {"prediction": expected[0].report(expected[1])} if expected else {}
+        console.write(report.to_json(rows, sizes=sizes, **more) + "\n")
     elif share:
         console.write(report.share(rows))
     else:
@@ -76,8 +78,10 @@ def bench(
         show.heading(out, rows[0].setting, "bench")
         show.cases(out, rows)
         show.details(out, rows[0])
-    if predict and not json and not share:
-        compare_with_prediction(folder, rows, quiet)
+        if expected:
+            measured = {expected[1][0].cache_bytes: rows[0].values["decode_tokens_per_second"]}
+            show.predictions(out, expected[0].shape, expected[1], measured)
+            console.write(f"{expected[0].in_words()}; reads are taken as not hidden\n")
     keep(rows, csv, quiet)
     if plot is not None:
         from swiftlet_bench import plot as pictures
@@ -102,19 +106,6 @@ def lengths(text: str) -> tuple[int, ...]:
     return found
 
 
-def io_choice(text: str) -> IO:
-    """`cached` or `direct`.
-
-    Raises:
-        OptionError: if it is anything else.
-    """
-    from swiftlet_mlx.errors import OptionError
-
-    if text not in ("cached", "direct"):
-        raise OptionError(f"--io {text!r}: it can be cached or direct")
-    return "cached" if text == "cached" else "direct"
-
-
 def keep(rows: list[Row], csv: Path | None, quiet: bool) -> None:
     """Append rows to a file of results, if one was asked for."""
     from swiftlet_bench import report
@@ -127,21 +118,13 @@ def keep(rows: list[Row], csv: Path | None, quiet: bool) -> None:
         console.say(f"added {len(rows)} rows to {path}")
 
 
-def compare_with_prediction(folder: Path, rows: list[Row], quiet: bool) -> None:
-    """Predict what was just measured, from this disk and this device, and show both."""
-    import mlx.core as mx
-    from swiftlet_bench import io, predict, rates, show
+def predictions(folder: Path, row: Row, quiet: bool) -> tuple[Here, list[Prediction]]:
+    """What this disk and this device let one expect of what was just measured: with the hit rate of other models, and
+    with its own, which leaves the formula to be judged."""
+    from swiftlet_bench import forecast
 
-    setting = rows[0].setting
-    shape = predict.shape_here(folder)
-    bits, tag = predict.width_here(folder)
-    types: dict[str, Any] = {"BF16": mx.bfloat16, "F16": mx.float16, "F32": mx.float32}
-    largest = max((p for p in folder.rglob("*.bin")), key=lambda p: p.stat().st_size, default=None)
-    largest = largest or max(folder.glob("*.safetensors"), key=lambda p: p.stat().st_size)
-    cold = setting.page_cache == "cold"
+    setting = row.setting
     with console.steps(quiet) as progress:
-        disk = io.measure(largest, sizes=(shape.expert_bytes,), threads=(1, 4, 8), states=(cold,), progress=progress)
-    rate = rates.measure(bits, types.get(tag, mx.float32))
-    found = predict.predict(shape, setting.cache_bytes, rate, io.bandwidth(disk, shape.expert_bytes, cold))
-    show.predictions(show.stdout(), shape, [found], {setting.cache_bytes: rows[0].values["decode_tokens_per_second"]})
-    console.write(f"{predict.FORMULA}\nhit rates are assumed (measured ones: cache-curve); reads are not hidden\n")
+        here = forecast.measure(folder, cold=setting.page_cache == "cold", progress=progress)
+    cache = setting.cache_bytes or here.shape.all_experts_bytes
+    return here, [here.at(cache), here.at(cache, row["hit_rate"])]

@@ -31,7 +31,7 @@ def chat(
     thinking: options.Thinking = None,
     max_tokens: options.MaxTokens = None,
     cache_gb: options.CacheGb = None,
-    io: options.Io = "cached",
+    io: options.Io = "auto",
     warm: options.Warm = True,
     temp: options.Temp = None,
     top_p: options.TopP = None,
@@ -46,7 +46,7 @@ def chat(
     """Talk to a model. With TURNs, answer each and exit; without, read messages until end of file.
 
     At a terminal answers are shown as Markdown and /help lists commands. The file of --session is written when the
-    conversation ends.
+    conversation ends; until then what is said is noted beside it after every turn.
     """
     from rich.console import Console
 
@@ -89,7 +89,7 @@ def chat(
 def _open(path: Path | None, completions: Completions, ask: Ask, system: str | None) -> Session:
     from swiftlet_mlx.session import Session
 
-    if path is None or not path.exists():
+    if path is None or not Session.is_saved(path):
         return Session(completions, system=system, ask=ask)
     session = Session.load(path, completions, ask=ask)
     if system is not None:

@@ -84,7 +84,7 @@ def _findings(model: str, quick: bool, quiet: bool) -> Iterator[Finding]:
 
 def _speeds(model: str, folder: Path | None, quiet: bool, remember: bool) -> dict[str, Any]:
     """Disk and device rates, what the released models should reach, and the settings of MLX that are worth it."""
-    from swiftlet_bench import io, predict, rates, shapes, variants
+    from swiftlet_bench import io, io_choice, predict, rates, shapes, variants
 
     from swiftlet_mlx.device import backend
     from swiftlet_mlx.library import models_folder
@@ -96,6 +96,7 @@ def _speeds(model: str, folder: Path | None, quiet: bool, remember: bool) -> dic
     sizes = sorted({shape.expert_bytes for shape in wanted})
     with io.sample_file(place, SAMPLE_BYTES) as path, console.steps(quiet) as progress:
         disk = io.measure(path, sizes=sizes, threads=(1, 4, 8), rounds=ROUNDS, states=(True,), progress=progress)
+        choice = io_choice.measure(path, sizes[0], rounds=ROUNDS)  # last: it leaves bytes in the page cache
     rate = rates.measure()
     free = available_bytes()
     lines = [
@@ -104,6 +105,8 @@ def _speeds(model: str, folder: Path | None, quiet: bool, remember: bool) -> dic
             for r in disk
         ),
         f"weights {rate.weights / 1e9:.2f} GB/s through a 4-bit product, read-back {rate.read_back * 1e3:.3f} ms",
+        f"reads: first ones past the page cache {choice.direct_times.median:.2f} times as fast as through it "
+        f"({choice.direct_times.low:.2f}-{choice.direct_times.high:.2f}), so --io auto is {choice.io}",
     ]  # fmt: skip
     models = []
     for shape in wanted:
@@ -111,6 +114,9 @@ def _speeds(model: str, folder: Path | None, quiet: bool, remember: bool) -> dic
         lines.append(_in_words(shape, prediction, free))
         models.append({"model": shape.name, **(asdict(prediction) if prediction else {"fits": False})})
     found: dict[str, Any] = {"models": models, "disk_bytes_per_second": {n: io.bandwidth(disk, n) for n in sizes}}
+    found |= {"reads": {"io": choice.io, "direct_times": choice.direct_times.values}}
+    if remember:
+        remembered.remember(reads=remembered.Reads(choice.io, round(choice.direct_times.median, 3)))
     found |= {"weight_bytes_per_second": rate.weights, "read_back_seconds": rate.read_back}
     if backend() == "metal":  # not run here
         with console.steps(quiet) as progress:

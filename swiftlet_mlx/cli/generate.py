@@ -33,7 +33,7 @@ def generate(
     thinking: options.Thinking = None,
     max_tokens: options.MaxTokens = None,
     cache_gb: options.CacheGb = None,
-    io: options.Io = "cached",
+    io: options.Io = "auto",
     warm: options.Warm = True,
     record_routes: Annotated[
         Path | None,

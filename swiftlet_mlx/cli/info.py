@@ -3,31 +3,60 @@
 from __future__ import annotations
 
 import json as jsonlib
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
-from . import console, options
+import typer
 
-EXAMPLE = "Example: swiftlet-mlx info demo"
+from . import console, left_open, options
+
+if TYPE_CHECKING:
+    from swiftlet_bench.forecast import Here
+    from swiftlet_bench.predict import Prediction
+
+EXAMPLE = "Example: swiftlet-mlx info demo --predict"
+SHARES = (0.05, 0.1, 0.25, 0.5, 1.0)  # of all experts, that speeds are predicted for
 
 
-def info(model: options.Model, cache_gb: options.CacheGb = None, json: options.Json = False) -> None:
+def info(
+    model: options.Model,
+    cache_gb: options.CacheGb = None,
+    predict: Annotated[
+        bool, typer.Option("--predict", help="Measure this disk and device, and predict speeds. About ten seconds.")
+    ] = False,
+    disk_gb_s: Annotated[
+        float | None, typer.Option("--disk-gb-s", min=0.001, help="What the disk gives, instead of measuring it.")
+    ] = None,
+    json: options.Json = False,
+    quiet: options.Quiet = False,
+) -> None:
     """Show a model's architecture, its sizes, and the memory it takes on this machine."""
     from swiftlet_mlx.locate import find_model
 
-    facts = describe(str(find_model(model)), cache_gb)
+    folder = find_model(model)
+    facts = describe(str(folder), cache_gb)
+    expected = predictions(folder, facts, disk_gb_s, quiet) if predict else None
     if json:
-        console.write(jsonlib.dumps(facts) + "\n")
+        more = {"prediction": expected[0].report(expected[1])} if expected else {}
+        console.write(jsonlib.dumps({**facts, **more}) + "\n")
         return
     for key, value in facts.items():
         if key.endswith("_bytes"):
             key, value = key.removesuffix("_bytes"), console.size(value)
         console.write(f"{key.replace('_', ' '):24} {value}\n")
+    if expected:
+        from swiftlet_bench import show
+
+        console.write("\n")
+        show.predictions(show.stdout(), expected[0].shape, expected[1], {})
+        console.write(
+            f"{expected[0].in_words()}; hit rates are those of public measurements of other models, "
+            "reads are taken as not hidden (`bench --predict` compares with what is measured)\n"
+        )
 
 
 def describe(folder: str, cache_gb: float | None) -> dict[str, Any]:
     """The facts `info` shows. Sizes are bytes."""
-    from pathlib import Path
-
     from swiftlet_mlx import memory
     from swiftlet_mlx.config import ModelConfig, read_config
     from swiftlet_mlx.qpack import Container
@@ -40,7 +69,7 @@ def describe(folder: str, cache_gb: float | None) -> dict[str, Any]:
     config = ModelConfig.from_dict(raw, str(path))
     tables = source.tables
     widest = max(tables.values(), key=lambda t: t.payload_bytes)
-    plan = memory.plan(opened, tables, raw, cache_gb)
+    plan = memory.plan(opened, tables, raw, left_open.cache_gb_for(path, cache_gb))
     slots = memory.split(tables, plan.pool, config.top_k)
     return {
         "model": path.name,
@@ -61,4 +90,21 @@ def describe(folder: str, cache_gb: float | None) -> dict[str, Any]:
         "cache_bytes": sum(n * tables[layer].payload_bytes for layer, n in slots.items()),
         "cache_slots": sum(slots.values()),
         "memory_to_run_bytes": plan.process_total,
+        "reads": left_open.io_in_words(),
     }
+
+
+def predictions(
+    folder: Path, facts: dict[str, Any], disk_gb_s: float | None, quiet: bool
+) -> tuple[Here, list[Prediction]]:
+    """What to expect with the cache a command would use, with what one token touches, and with shares of all experts
+    that fit into the memory that is free."""
+    from swiftlet_bench import forecast
+
+    with console.steps(quiet) as progress:
+        disk = None if disk_gb_s is None else disk_gb_s * 1e9
+        here = forecast.measure(folder, disk=disk, progress=progress)
+    rest = facts["memory_to_run_bytes"] - facts["cache_bytes"]
+    wanted = {facts["per_token_bytes"], *(round(facts["all_experts_bytes"] * share) for share in SHARES)}
+    fitting = {n for n in wanted if rest + n <= facts["available_bytes"]}
+    return here, [here.at(n) for n in sorted({facts["cache_bytes"], *fitting})]

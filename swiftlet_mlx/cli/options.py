@@ -21,7 +21,12 @@ CacheGb = Annotated[
     ),
 ]
 Io = Annotated[
-    str, typer.Option("--io", metavar="cached|direct", help="Keep what was read in the system's page cache, or not.")
+    str,
+    typer.Option(
+        "--io",
+        metavar="cached|direct|auto",
+        help="Keep what was read in the system's page cache, or not; auto: what doctor found, else cached.",
+    ),
 ]
 Warm = Annotated[
     bool, typer.Option("--warm/--no-warm", help="Read the experts you use most at the start, and remember them.")

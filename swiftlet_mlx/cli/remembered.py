@@ -7,12 +7,30 @@ listed here are ever set, and one that the user has set stays; a file that canno
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from swiftlet_mlx.reader import IO
 
 VARIABLES = ("MLX_METAL_FAST_SYNCH", "MLX_MAX_OPS_PER_BUFFER", "MLX_MAX_MB_PER_BUFFER")
 _MAX_BYTES = 100_000
+
+
+@dataclass(frozen=True, slots=True)
+class Reads:
+    """How experts are best read here, and how many times as fast direct reads were as those through the page cache."""
+
+    io: IO
+    direct_times: float
+
+    def __post_init__(self) -> None:
+        if self.io not in ("cached", "direct") or not (math.isfinite(self.direct_times) and self.direct_times > 0):
+            raise ValueError(f"no way to read: {self.io}, {self.direct_times}")
 
 
 def path() -> Path:
@@ -26,20 +44,43 @@ def apply() -> None:
 
 
 def environment() -> dict[str, str]:
-    """What is remembered; empty if there is nothing usable."""
+    """Remembered variables; empty if there is nothing usable."""
     try:
-        if path().stat().st_size > _MAX_BYTES:
-            return {}
-        found = json.loads(path().read_bytes())["environment"]
+        found = _file()["environment"]
         return {k: v for k, v in found.items() if k in VARIABLES and isinstance(v, str) and v.isdigit()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (KeyError, TypeError, AttributeError):
         return {}
 
 
-def remember(values: Mapping[str, str]) -> None:
-    """Keep these variables, in place of all that were kept before."""
+def reads() -> Reads | None:
+    """How experts are best read here; None if that was not measured."""
+    try:
+        found = _file()["reads"]
+        return Reads(found["io"], float(found["direct_times"]))
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+def remember(values: Mapping[str, str] | None = None, reads: Reads | None = None) -> None:
+    """Keep what is given in place of what was kept before; the other part stays."""
+    before = _file()
+    kept = environment() if values is None else {k: v for k, v in values.items() if k in VARIABLES}
+    found: dict[str, Any] = {"environment": kept}
+    if reads is not None:
+        found["reads"] = asdict(reads)
+    elif "reads" in before:
+        found["reads"] = before["reads"]
     path().parent.mkdir(parents=True, exist_ok=True)
-    text = json.dumps({"environment": {k: v for k, v in values.items() if k in VARIABLES}}, indent=1)
     part = path().with_suffix(".partial")
-    part.write_text(text + "\n")
+    part.write_text(json.dumps(found, indent=1) + "\n")
     os.replace(part, path())
+
+
+def _file() -> dict[str, Any]:
+    try:
+        if path().stat().st_size > _MAX_BYTES:
+            return {}
+        found = json.loads(path().read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}

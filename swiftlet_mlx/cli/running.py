@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from . import console
 from .care import cared_for
+from .left_open import AUTO, cache_gb_for, io_for
 
 if TYPE_CHECKING:
     from swiftlet_mlx.engine import Engine
 
-DEMO_CACHE_GB = 0.003  # half of its experts: it would fit whole anywhere, but it is there to show streaming
 DEMO_LINE = (
     "demo: a small model that comes with the package. To install a real one:\n"
     "  swiftlet-mlx repack --from-hf mlx-community/Qwen3.6-35B-A3B-4bit"
@@ -32,7 +32,7 @@ def engine_for(
     with_text: bool | None = True,
     quiet: bool = False,
     warn: Callable[[str], None] = console.warn,
-    io: str = "cached",
+    io: str = AUTO,
     warm: bool = True,
     routes: Path | None = None,
     **engine_options: Any,
@@ -46,7 +46,7 @@ def engine_for(
         with_text: Load the tokenizer too; None only where the folder has one. Without, token ids go in and out.
         quiet: No remarks.
         warn: Where remarks go.
-        io: `cached` or `direct`.
+        io: `cached`, `direct`, or `auto` for what doctor has found.
         warm: Use and keep the hot list.
         routes: Record the routes of decode steps here.
         engine_options: Passed to `Engine`.
@@ -80,20 +80,15 @@ def opening(
     trust_remote_code: bool,
     with_text: bool | None,
     warn: Callable[[str], None],
-    io: str = "cached",
+    io: str = AUTO,
 ) -> Callable[[], tuple[Any, Any]]:
     """What an engine calls to load a model; the arguments are those of `engine_for`."""
-    from swiftlet_mlx.errors import OptionError
     from swiftlet_mlx.loader import has_tokenizer, load, load_streamed
-    from swiftlet_mlx.locate import demo_folder
 
-    if io not in ("cached", "direct"):
-        raise OptionError(f"--io {io} is neither cached nor direct")
-    if cache_gb is None and folder == demo_folder():
-        cache_gb = DEMO_CACHE_GB
+    chosen: Any = {"cache_gb": cache_gb_for(folder, cache_gb), "io": io_for(io)}
 
     def open_model() -> tuple[Any, Any]:
-        settings: Any = {"cache_gb": cache_gb, "trust_remote_code": trust_remote_code, "warn": warn, "io": io}
+        settings: Any = {**chosen, "trust_remote_code": trust_remote_code, "warn": warn}
         if has_tokenizer(folder) if with_text is None else with_text:
             pair: tuple[Any, Any] = load(folder, **settings)
             return pair

@@ -62,7 +62,7 @@ def serve(
     thinking: options.Thinking = None,
     max_tokens: options.MaxTokens = None,
     cache_gb: options.CacheGb = None,
-    io: options.Io = "cached",
+    io: options.Io = "auto",
     warm: options.Warm = True,
     temp: options.Temp = None,
     top_p: options.TopP = None,

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from swiftlet_mlx.cli import console, options
-from swiftlet_mlx.cli.bench import Io, io_choice
+from swiftlet_mlx.cli.left_open import cache_gb_for, io_for
 
 EXAMPLE = "Example: python -m swiftlet_bench one demo --prompt-tokens 32 --max-tokens 16"
 
@@ -22,7 +22,7 @@ def one(
     max_tokens: Annotated[int, typer.Option("--max-tokens", min=1, help="Tokens to generate.")] = 64,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Of the prompt.")] = 0,
     threads: Annotated[int, typer.Option("--threads", min=1, max=64, help="Threads that read experts.")] = 8,
-    io: Io = "cached",
+    io: options.Io = "auto",
     stock: Annotated[bool, typer.Option("--stock", help="mlx-lm alone, every expert in memory.")] = False,
     cold: Annotated[bool, typer.Option("--cold", help="Empty the page cache before the run (Linux).")] = False,
     warm_up: Annotated[int, typer.Option("--warm-up", min=0, help="Runs of other prompts before.")] = 0,
@@ -39,7 +39,9 @@ def one(
     folder = find_model(model)
     if cold:
         pagecache.evict(folder)
-    with opened(folder, cache_gb=cache_gb, threads=threads, io=io_choice(io), stock=stock) as subject:
+    with opened(
+        folder, cache_gb=cache_gb_for(folder, cache_gb), threads=threads, io=io_for(io), stock=stock
+    ) as subject:
         ids = jsonlib.loads(prompt_file.read_text()) if prompt_file else subject.prompt(prompt_tokens, seed)
         for n in range(warm_up):
             subject.run(subject.prompt(len(ids), 10_000 + n), min(4, max_tokens))
