@@ -23,6 +23,8 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
+from . import cuda
+from .device import backend
 from .machine import return_freed_memory
 from .memory import Plan, minimum_bytes, split
 from .read_threads import ReadThreads
@@ -68,8 +70,10 @@ class Pools:
         self.alone = False
         self.top_k = top_k
         self.first = min(n_slots)
-        self.layers = {layer: SlotPool(source.tables[layer], n) for layer, n in n_slots.items()}
+        self.staging = cuda.Staging() if backend() == "cuda" else None
+        self.layers = {layer: SlotPool(source.tables[layer], n, self.staging) for layer, n in n_slots.items()}
         self.recorder: Callable[[int, list[int]], None] | None = None
+        self._limit_of_numbers = max(pool.table.expert_count for pool in self.layers.values())
         self._threads = threads
         self._readers: list[mx.array] = []
         self._open: Reads | None = None
@@ -99,6 +103,10 @@ class Pools:
 
     def choice(self, indices: mx.array) -> list[int]:
         """The same as a flat list: half the time for a token's experts."""
+        if self.staging is not None and cuda.fits_words(indices.size, self._limit_of_numbers):
+            words = cuda.pack(indices, self._limit_of_numbers)
+            self._evaluate(*words)
+            return cuda.unpack(words, indices.size, self._limit_of_numbers)
         self._evaluate(indices)
         rows: Any = indices.tolist()
         for _ in range(indices.ndim - 1):
@@ -127,11 +135,11 @@ class Pools:
             self._building = False
         self.wait()
 
-    def _evaluate(self, indices: mx.array) -> None:
+    def _evaluate(self, *arrays: mx.array) -> None:
         self.wait()
         if self._prefetching:
             self._end_prefetch()
-        mx.eval(indices, *self._readers)
+        mx.eval(*arrays, *self._readers)
         self._readers.clear()
         self.stats.read_backs += 1
 
@@ -199,6 +207,7 @@ class Pools:
     def _settle(self, reads: Reads) -> None:
         pool, failure = reads.pool, None
         self._open = None
+        pool.filled([slot for _, slot, _, staging, error in reads.results if error is None and staging is None])
         for expert, slot, read_bytes, staging, error in reads.results:
             if error is None:
                 self.stats.reads += 1
@@ -231,7 +240,7 @@ class Pools:
         """
         for layer, pool in self.layers.items():
             experts = [e for e in wanted.get(layer, ()) if pool.slots[e] == EMPTY]
-            if pool.direct:
+            if pool.direct and self.staging is None:  # staging is for one layer at a time
                 for run in neighbours(pool.claim(sorted(experts[: pool.n_free])), PREFETCH_BYTES // pool.table.stride):
                     self._prefetching.append(Run(pool, run))
         for read in self._prefetching:
@@ -301,23 +310,29 @@ class Pools:
 
     def fill(self) -> None:
         """Load every layer whose pool holds all its experts, so that it never needs a read-back."""
+        whole = [p for p in self.layers.values() if p.n_slots == p.table.expert_count and p.direct]
+        for pools in [whole] if self.staging is None else [[pool] for pool in whole]:
+            self._fill(pools)
+            if self.staging is not None:
+                mx.synchronize()  # the next layer is read into the same rows
+
+    def _fill(self, pools: Sequence[SlotPool]) -> None:
         runs = []
-        for pool in self.layers.values():
-            count = pool.table.expert_count
-            if pool.n_slots == count and pool.direct:
-                runs += [Run(pool, r) for r in neighbours(pool.claim(range(count)), FILL_BYTES // pool.table.stride)]
+        for pool in pools:
+            claims = pool.claim(range(pool.table.expert_count))
+            runs += [Run(pool, run) for run in neighbours(claims, FILL_BYTES // pool.table.stride)]
         futures = [self.submit(run.read, self.source) for run in runs]
         wait_for(futures)
         for run in runs:
             self.stats.reads += run.read_bytes > 0
             self.stats.read_bytes += run.read_bytes
+            if run.read_bytes:
+                run.pool.filled([slot for _, slot in run.claims])
             for expert, slot in run.claims:
                 run.pool.settle(expert, slot, ok=run.read_bytes > 0)
         for run in runs:
             if run.error is not None:
                 raise run.error
-        for pool in self.layers.values():
-            pool.settle_on_device()
 
     def submit(self, work: Callable[..., T], *args: Any) -> Future[T]:
         """Run `work` on a read thread; it may touch bytes, no arrays."""

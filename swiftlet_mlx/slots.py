@@ -7,7 +7,8 @@ bytes. Hence the invariant, kept by pools.py:
     A slot is overwritten only when no unevaluated graph can read it.
 
 And since `gather_qmm` checks no index, the slot table is the check: an expert without a slot raises here. A failed
-read leaves its slot empty, never half old and half new. Knows neither files nor threads.
+read leaves its slot empty, never half old and half new. On CUDA slots lie in the device's memory, and what was read
+goes there by way of cuda.py. Knows neither files nor threads.
 """
 
 from __future__ import annotations
@@ -19,8 +20,7 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from . import cuda
-from .device import backend
+from .cuda import Mover, Staging
 from .policy import LFU
 from .qpack import LayerTable
 from .reader import Rows
@@ -41,21 +41,24 @@ class SlotPool:
         slots: The slot of each expert, or EMPTY.
         complete: Whether every expert is resident; expert e is then in slot e and needs no table.
         direct: False if the device does not see host writes and fills are staged through copies.
+        staging: Host memory on the way to slots that lie in memory of the device, where there is such memory.
     """
 
-    def __init__(self, table: LayerTable, n_slots: int) -> None:
+    def __init__(self, table: LayerTable, n_slots: int, staging: Staging | None = None) -> None:
         self.table = table
         self.n_slots = n_slots
         self.slots = [EMPTY] * table.expert_count
         self.complete = False
         self.policy = LFU()
+        self.staging = staging
         self.arrays = {s.name: mx.zeros((n_slots, *s.shape), DTYPES[s.dtype]) for s in table.sections}
         self._free = list(range(n_slots - 1, -1, -1))
         self._users: list[Callable[[SlotPool], None]] = []
         self._views: list[tuple[memoryview, int]] = []
+        self._mover: Mover | None = None
         mx.eval(*self.arrays.values())
         self._look()
-        self.direct = self._sees_host_writes()
+        self.direct = staging is not None or self._sees_host_writes()
         if not self.direct:
             self._views.clear()  # a staged fill replaces the arrays' memory; a view would keep the old alive
 
@@ -92,8 +95,15 @@ class SlotPool:
             self._free.append(slot)
 
     def rows(self, slot: int) -> Rows:
-        """Writable byte views of one slot, one a section."""
+        """Writable byte views for the expert of one slot, one a section. `filled` must follow."""
+        if self._mover is not None:
+            return self._mover.rows(slot)
         return [view[slot * size : (slot + 1) * size] for view, size in self._views]
+
+    def filled(self, slots: Sequence[int]) -> None:
+        """What was written into the rows of these slots is whole: what is evaluated from now on sees it."""
+        if self._mover is not None and slots:
+            self._mover.move(slots)
 
     def lookup(self, experts: NDArray[np.uint32]) -> mx.array:
         """Slots of experts that are all resident, same shape, uint32.
@@ -121,7 +131,8 @@ class SlotPool:
             slots = [claimed.get(e, slot) for e, slot in zip(experts, slots, strict=True)]
         if EMPTY in slots:
             raise self._absent()
-        return mx.array(slots, mx.uint32).reshape(shape)
+        few = self.staging.numbers(slots) if self.staging is not None else mx.array(slots, mx.uint32)
+        return few.reshape(shape)
 
     def store_staged(self, slot: int, staging: Sequence[bytearray]) -> None:
         """Fill one slot by a copy that MLX sees; for devices that do not see host writes."""
@@ -162,13 +173,8 @@ class SlotPool:
         self._free = [slot for slot in range(n_slots - 1, -1, -1) if slot not in used]
         self.n_slots = n_slots
         self.complete = len(residents) == self.table.expert_count
-        if self.direct and not (self.complete and backend() == "cuda"):
+        if self.direct:
             self._look()
-
-    def settle_on_device(self) -> None:
-        """Where host memory is far from the device: nothing will be written any more, so let the device have it."""
-        if self.complete and backend() == "cuda":
-            self.resize(self.n_slots)
 
     def _take(self, expert: int, keep: set[int]) -> int:
         if self.n_slots == self.table.expert_count:
@@ -182,10 +188,13 @@ class SlotPool:
         return slot
 
     def _look(self) -> None:
-        """Writable views of the arrays' memory, in the order of the sections."""
-        self._views = [(memoryview(cast(Any, self.arrays[s.name])).cast("B"), s.size) for s in self.table.sections]
-        for view, _ in self._views:
-            cuda.keep_on_host(view)
+        """Find out where bytes for the arrays are to be written, in the order of the sections."""
+        sections = self.table.sections
+        if self.staging is None:
+            self._views = [(memoryview(cast(Any, self.arrays[s.name])).cast("B"), s.size) for s in sections]
+            return
+        self.staging.reserve(self.table.payload_bytes, self.n_slots)
+        self._mover = self.staging.mover([s.size for s in sections], [self.arrays[s.name] for s in sections])
 
     def _sees_host_writes(self) -> bool:
         """Write a pattern through the view, let the device compute on it, twice; leave the slot zeroed."""
