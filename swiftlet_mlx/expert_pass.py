@@ -194,6 +194,7 @@ class ExpertPass:
     def _settle(self, group: _Group) -> BaseException | None:
         """Enter what was read into the slot table; give the slots of a failed read back empty."""
         pool, stats, failure = self._pool, self._pools.stats, None
+        arrived: list[int] = []
         for n, run in enumerate(group.runs):
             future = group.reads[n] if n < len(group.reads) else None  # broken off before it was asked for
             error = InterruptedError() if future is None else future.exception()
@@ -201,11 +202,13 @@ class ExpertPass:
                 read_bytes, staged = future.result()
                 stats.reads += 1
                 stats.read_bytes += read_bytes
+                arrived += [slot for _, slot in run if staged is None]
             for i, (expert, slot) in enumerate(run):
                 pool.settle(expert, slot, ok=error is None)
                 if error is None and staged is not None:
                     pool.store_staged(slot, staged[i])
             failure = failure or error
+        pool.filled(arrived)
         return failure
 
     def _let_go(self, kept: set[int]) -> None:
