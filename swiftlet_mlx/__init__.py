@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from .loader import model_classes as model_classes
     from .sampling import Sampling as Sampling
     from .session import Session as Session
-    from .session import Turn as Turn
+    from .turn import Turn as Turn
 
 __version__ = "0.1.0"
 
@@ -30,7 +30,7 @@ _HOME = {
     "Engine": "engine",
     "Sampling": "sampling",
     "Session": "session",
-    "Turn": "session",
+    "Turn": "turn",
 }
 __all__ = [
     "Ask",

@@ -24,6 +24,7 @@ from .generation import Request, Token
 from .messages import Message
 from .reply import Reading, Reply
 from .sampling import Sampling
+from .sessionfile import fingerprint
 from .template import ChatTemplate, Prompt
 from .text import Markup
 
@@ -94,6 +95,7 @@ class Completions:
         known = folder is not None or self.folder.is_absolute()
         config = read_json(self.folder / "config.json") if known else {}
         self.quantization = config.get("quantization")
+        self._fingerprint: str | None = None
         self.generation_config = read_json(self.folder / "generation_config.json") if known else {}
         self.eos_ids = end_ids(self.tokenizer, stated_ends(config, self.generation_config))
         tags = [getattr(self.tokenizer, name, None) or "" for name in _TAGS]
@@ -108,6 +110,12 @@ class Completions:
             NoChatTemplate: it has none.
         """
         return ChatTemplate(self.tokenizer)
+
+    def fingerprint(self) -> str:
+        """A name for the model's weights. From any thread but the engine's, which works it out once."""
+        if self._fingerprint is None:
+            self._fingerprint = self.engine.call(lambda: fingerprint(self.engine.model, self.quantization)).result()
+        return self._fingerprint
 
     def defaults(self, *, thinking: bool) -> Sampling:
         """The model's own sampling, or Qwen's recommendation where its files are silent."""

@@ -8,126 +8,22 @@ that a fresh session with the same messages would give.
 from __future__ import annotations
 
 import threading
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from . import sessionfile
+from . import sessionfile, sidecar
 from .completion import Ask, Completions
 from .engine import Engine, Stream
-from .errors import ContextFull, MessageError, OptionError, SessionBusy
-from .events import Event, Finish, Statistics, TextDelta, ThinkingDelta, ToolCall
+from .errors import ContextFull, MessageError, OptionError, SessionBusy, WrongModel
 from .messages import Message, checked_messages
 from .reply import assistant_message
+from .turn import Turn
 
 MIN_REPLY_TOKENS = 64
 """A turn is refused when the context holds less than this, or the asked-for budget, for the reply."""
-
-
-class Turn:
-    """A reply on its way. Iterate it once, with `for` or `async for`; leaving the loop early cancels it.
-
-    When the events have ended, however they did, the session's messages are up to date and `text`,
-    `thinking`, `tool_calls`, `statistics` and `finish` say what came.
-    """
-
-    def __init__(self, session: Session, stream: Stream) -> None:
-        self._session = session
-        self._stream = stream
-        self._error: BaseException | None = None
-        self._cancelled = False
-        self._reading = threading.Lock()
-        self.text = ""
-        self.thinking = ""
-        self.tool_calls: list[ToolCall] = []
-        self.statistics: Statistics | None = None
-        self.finish: Finish | None = None
-
-    def __iter__(self) -> Iterator[Event]:
-        try:
-            while (event := self._next()) is not None:
-                yield event
-        except Exception as error:
-            self._fail(error)
-            raise
-        finally:
-            self.close()
-
-    async def __aiter__(self) -> AsyncIterator[Event]:
-        try:
-            async for event in self._stream:
-                self._note(event)
-                yield event
-        except Exception as error:
-            self._fail(error)
-            raise
-        finally:
-            self.cancel()
-            async for event in self._stream:
-                self._note(event)
-
-    def cancel(self) -> None:
-        """Ask for the end; the events go on to a Finish. From any thread."""
-        self._cancelled = True
-        self._stream.cancel()
-
-    @property
-    def ending(self) -> bool:
-        """True once it has been cancelled or the engine has finished, though events may wait to be read."""
-        return self._cancelled or self._stream.done
-
-    def close(self) -> None:
-        """Cancel what is left and wait until the engine has let go."""
-        if self.done:
-            return
-        self.cancel()
-        try:
-            while self._next() is not None:
-                pass
-        except Exception as error:
-            self._fail(error)
-
-    def _next(self) -> Event | None:
-        """The next event, noted. Two threads may be here (one that reads, one that closes): each event is noted in its
-        place, and when either is told the end, all have been."""
-        with self._reading:
-            event = next(self._stream, None)
-            if event is not None:
-                self._note(event)
-            return event
-
-    @property
-    def done(self) -> bool:
-        """True once the reply is over and the session's messages hold it."""
-        return self.finish is not None or self._error is not None
-
-    def __enter__(self) -> Turn:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def _note(self, event: Event) -> None:
-        if isinstance(event, TextDelta):
-            self.text += event.text
-        elif isinstance(event, ThinkingDelta):
-            self.thinking += event.text
-        elif isinstance(event, ToolCall):
-            self.tool_calls.append(event)
-        elif isinstance(event, Statistics):
-            self.statistics = event
-        elif isinstance(event, Finish):
-            self.finish = event
-            self._session._ended(self)
-
-    def _fail(self, error: BaseException) -> None:
-        if not self.done:
-            self._error = error
-            self._session._ended(self)
 
 
 class Session:
@@ -326,8 +222,27 @@ class Session:
         """
         with self._changing():
             messages, target = [dict(m) for m in self._messages], Path(path)
-            ids = self.completions.history(self._messages, self.ask)
-            self.engine.call(lambda: self._write(target, messages, ids)).result()
+            ids = self.completions.history(messages, self.ask)
+            model, store = self.completions.fingerprint(), self.engine.store
+            self.engine.call(lambda: sessionfile.write(target, messages, model, store.copy(ids))).result()
+            sidecar.drop(target)
+
+    def note(self, path: Path | str) -> None:
+        """Note the messages beside a file that is to be saved later: `load` finds them should it never come to that.
+
+        Takes milliseconds, whatever `save` takes, and is meant to be done after each turn.
+
+        Raises:
+            SessionBusy: a turn is going on.
+            SessionFileError: the note cannot be written.
+        """
+        with self._changing():
+            sidecar.write(Path(path), self._messages, self.completions.fingerprint())
+
+    @staticmethod
+    def is_saved(path: Path | str) -> bool:
+        """Whether `load` would find something: a saved conversation, or what was noted beside where one was to be."""
+        return Path(path).exists() or sidecar.beside(Path(path)).exists()
 
     @classmethod
     def load(
@@ -335,14 +250,23 @@ class Session:
     ) -> Session:
         """Open a saved conversation on the model it was saved with; the arguments are those of Session.
 
+        What was noted after the file was saved is part of it.
+
         Raises:
             WrongModel: it belongs to another model.
             SessionFileError: it is not a saved conversation, or it is damaged.
         """
-        saved = sessionfile.read(Path(path))
-        session = cls(model, tokenizer, messages=saved.messages, ask=ask, **options)
+        file = Path(path)
+        unsaved = sidecar.read(file)
+        saved = None if unsaved is not None and not file.exists() else sessionfile.read(file)
+        messages = unsaved.messages if unsaved is not None else saved.messages if saved is not None else []
+        session = cls(model, tokenizer, messages=messages, ask=ask, **options)
         try:
-            session.engine.call(lambda: session._restore(saved)).result()
+            model, engine = session.completions.fingerprint(), session.engine
+            if unsaved is not None and unsaved.model != model:
+                raise WrongModel(f"{unsaved.path} was noted with another model. Open it with the model it belongs to.")
+            if saved is not None:
+                engine.call(lambda: _restore(engine, saved, model)).result()
         except BaseException:
             session.close()
             raise
@@ -381,7 +305,7 @@ class Session:
         sampling = base.sampling or self.completions.defaults(thinking=prompt.opens_thinking)
         base = replace(base, sampling=sampling.with_values(**for_sampling))
         self._check_room(len(prompt.ids), base.max_tokens)
-        turn = Turn(self, self.completions.answer(prompt, base))
+        turn = Turn(self.completions.answer(prompt, base), self._ended)
         self._before, self._messages, self._turn = self._messages, messages, turn
         return turn
 
@@ -431,21 +355,12 @@ class Session:
                 return i
         raise MessageError("Nothing has been asked yet.")
 
-    def _write(self, path: Path, messages: list[dict[str, Any]], ids: tuple[int, ...]) -> None:
-        found = self.engine.store.find(ids) if ids else None
-        offset = found.reachable(found.common(np.asarray(ids))) if found is not None else 0
-        timeline = found.fork(offset) if found is not None and offset else None
-        if timeline is not None and found is not None:
-            timeline.turn = min(found.turn, offset)
-        sessionfile.write(path, messages, self._fingerprint(), timeline)
 
-    def _restore(self, saved: sessionfile.Saved) -> None:
-        timeline = sessionfile.restore(saved, self.engine.model, self._fingerprint())
-        if timeline is not None:
-            self.engine.store.put(timeline)
-
-    def _fingerprint(self) -> str:
-        return sessionfile.fingerprint(self.engine.model, self.completions.quantization)
+def _restore(engine: Engine, saved: sessionfile.Saved, model: str) -> None:
+    """On the engine thread."""
+    timeline = sessionfile.restore(saved, engine.model, model)
+    if timeline is not None:
+        engine.store.put(timeline)
 
 
 _ASK_FIELDS = {f.name for f in fields(Ask)}

@@ -14,8 +14,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +27,7 @@ from mlx_lm.models.cache import make_prompt_cache
 from .errors import SafetensorsError, SessionFileError, WrongModel
 from .safetensors import read_header
 from .timeline import Checkpoint, Timeline
+from .whole import whole
 
 VERSION = 1
 KEY = "swiftlet_session"
@@ -102,17 +101,8 @@ def write(path: Path, messages: Sequence[Mapping[str, Any]], model: str, timelin
     record["sha256"] = _hash(arrays)
     text = json.dumps(record, ensure_ascii=False)
     try:
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".safetensors")
-        os.close(handle)
-        temporary = Path(name)
-        try:
-            mx.save_safetensors(str(temporary), arrays, {KEY: text})
-            with temporary.open("rb+") as file:
-                os.fsync(file.fileno())
-            temporary.replace(path)
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            raise
+        with whole(path, ".safetensors") as new:
+            mx.save_safetensors(str(new), arrays, {KEY: text})
     except (OSError, RuntimeError) as error:
         raise SessionFileError(f"The conversation cannot be saved to {path}: {error}") from error
 

@@ -199,6 +199,16 @@ class PrefixStore:
         wanted = np.asarray(ids, dtype=np.int64)
         return max(self._timelines, key=lambda t: t.reachable(t.common(wanted)), default=None)
 
+    def copy(self, ids: Sequence[int]) -> Timeline | None:
+        """A timeline of its own with as much of `ids` as one in the store covers; None if none does."""
+        found = self.find(ids)
+        offset = found.reachable(found.common(np.asarray(ids, dtype=np.int64))) if found is not None else 0
+        if found is None or offset == 0:
+            return None
+        copy = found.fork(offset)
+        copy.turn = min(found.turn, offset)
+        return copy
+
     def unread(self, ids: Sequence[int]) -> int:
         """How many of `ids` no timeline spares anybody to read."""
         wanted = np.asarray(ids, dtype=np.int64)

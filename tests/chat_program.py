@@ -38,7 +38,8 @@ def main() -> None:
     with Engine(lambda: (model, words)) as engine:
         completions = Completions(engine)
         file = Path(script["session"]) if "session" in script else None
-        session = Session.load(file, completions) if file and file.exists() else Session(completions, ask=Ask())
+        known = file is not None and Session.is_saved(file)
+        session = Session.load(file, completions) if file and known else Session(completions, ask=Ask())
         repl = Repl(session, Console(highlight=False), Lines(history_file()), autosave=file)
         with _ended_by_signals():
             repl.run()

@@ -21,14 +21,16 @@ from rich.console import Console
 from talkers import Scripted, chat_template, tokenizer
 from tiny import make_checkpoint
 
+from swiftlet_mlx import sidecar
 from swiftlet_mlx.cli import console as words
 from swiftlet_mlx.cli.answer import Blocks, LiveAnswer, printable
 from swiftlet_mlx.cli.app import app, run
+from swiftlet_mlx.cli.chat import _ended_by_signals
 from swiftlet_mlx.cli.lines import Lines
 from swiftlet_mlx.cli.repl import Repl
 from swiftlet_mlx.completion import Ask, Completions
 from swiftlet_mlx.engine import Engine
-from swiftlet_mlx.errors import ReadFailed
+from swiftlet_mlx.errors import ReadFailed, SessionFileError
 from swiftlet_mlx.events import Progress, TextDelta, ThinkingDelta
 from swiftlet_mlx.session import Session
 
@@ -114,7 +116,7 @@ def test_an_evening_at_the_terminal(tmp_path: Path) -> None:
 def test_a_narrow_terminal_without_colours_and_a_conversation_kept_when_killed(tmp_path: Path) -> None:
     file = tmp_path / "talk.session"
     options: dict[str, Any] = {"columns": 40, "env": {"NO_COLOR": "1"}, "session": str(file)}
-    replies = [MARKDOWN + " And a rather long line that has to be wrapped somewhere.", "x" * 30 + "123456789 " * 90]
+    replies = [MARKDOWN + " And a rather long line that has to be wrapped.", "x" * 30 + "123456789 " * 90]
     terminal = Terminal(tmp_path, replies=replies, delay=0.002, **options)
     terminal.type("Hi")
     assert not re.search(r"\x1b\[(\d+;)*(3[0-8]|9[0-7]|4[0-8])[;m]", terminal.raw.getvalue()), "no colours"
@@ -122,14 +124,32 @@ def test_a_narrow_terminal_without_colours_and_a_conversation_kept_when_killed(t
     assert any(re.fullmatch(r"(.* · )?context \d+%", line) for line in terminal.screen()), "no figure is cut"
     terminal.child.sendline("More")
     terminal.child.expect_exact("123456789 123456789 123456789")
+    terminal.child.send("typed ahead")
     terminal.child.sendintr()
     terminal.child.expect_exact("\r\n> ")
-    assert sum("xxx" in line for line in terminal.screen()) == 1, "the echo of Ctrl-C leaves nothing behind"
-    os.kill(terminal.child.pid, signal.SIGTERM)
-    assert terminal.end() == 128 + signal.SIGTERM
-    contents = [m["content"] for m in json.loads(read_metadata(file))["messages"]]
-    assert contents[::2] == ["Hi", "More"], "a polite kill keeps the conversation"
-    assert contents[3].startswith("x" * 30), "and what was said of a stopped answer"
+    assert sum("xxx" in line for line in terminal.screen()) == 1, "neither keys nor Ctrl-C push the drawing aside"
+    os.kill(terminal.child.pid, signal.SIGKILL)
+    assert terminal.end() == -signal.SIGKILL
+    unsaved = sidecar.read(file)
+    assert unsaved is not None
+    said = [m["content"] for m in unsaved.messages]
+    assert said[::2] == ["Hi", "More"], "what was said before the kill"
+    assert said[3].startswith("x" * 30), "and as much of a stopped answer as was shown"
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP"])
+def test_a_polite_kill_ends_the_conversation_as_leaving_does(talk: Talk, tmp_path: Path, name: str) -> None:
+    class Killed(list[Any]):
+        def pop(self, *place: Any) -> Any:
+            if self[0] == "killed":
+                os.kill(os.getpid(), getattr(signal, name))
+            return super().pop(*place)
+
+    with pytest.raises(SystemExit) as caught, _ended_by_signals():
+        talk(Killed(["one", "killed"]), "a", autosave=tmp_path / "kept")
+    assert caught.value.code == 128 + getattr(signal, name)
+    assert [p.name for p in tmp_path.iterdir()] == ["kept"]
+    assert "one" in read_metadata(tmp_path / "kept")
 
 
 def read_metadata(file: Path) -> str:
@@ -162,7 +182,7 @@ class Typed(Lines):
 
     def __init__(self, lines: list[Any]) -> None:
         self.interactive = True
-        self.typed = list(lines)
+        self.typed = lines
         self.drafts: list[str] = []
 
     def read(self, prompt: str = "> ", draft: str = "") -> str:
@@ -309,6 +329,34 @@ def test_the_conversation_s_own_file_is_written_at_the_end(talk: Talk, tmp_path:
     talk(["one", "/exit", "never read"], "a", autosave=tmp_path / "kept")
     assert "one" in read_metadata(tmp_path / "kept")
     assert "never read" not in read_metadata(tmp_path / "kept")
+
+
+def test_every_turn_and_every_change_is_noted_before_the_next_line_is_read(talk: Talk, tmp_path: Path) -> None:
+    file, notes = tmp_path / "kept", []
+
+    class Looking(list[Any]):
+        def pop(self, *place: Any) -> Any:
+            note = tmp_path / "kept.unsaved"
+            notes.append([m["content"] for m in json.loads(note.read_text())["messages"]] if note.exists() else None)
+            return super().pop(*place)
+
+    lines = Looking(["one", "/help", "two", "/undo", "/system S"])
+    _, repl = talk(lines, "a", "b", autosave=file)
+    assert notes == [None, ["one", "a"], ["one", "a"], ["one", "a", "two", "b"], ["one", "a"]]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["kept"], "the file holds it now"
+    assert contents(repl) == ["S", "one", "a"]
+
+
+def test_a_note_that_cannot_be_written_is_said_and_the_talk_goes_on(
+    talk: Talk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> None:
+        raise SessionFileError("what was said cannot be noted: no space left")
+
+    monkeypatch.setattr("swiftlet_mlx.sidecar.write", full)
+    out, repl = talk(["one", "two"], "a", "b", autosave=tmp_path / "kept")
+    assert out.count("cannot be noted") == 2
+    assert contents(repl) == ["one", "a", "two", "b"]
 
 
 def test_interrupts_at_the_prompt(talk: Talk) -> None:

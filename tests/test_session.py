@@ -35,7 +35,8 @@ from swiftlet_mlx.errors import (
 )
 from swiftlet_mlx.events import Finish, TextDelta, ThinkingDelta
 from swiftlet_mlx.sampling import Sampling
-from swiftlet_mlx.session import Session, Turn
+from swiftlet_mlx.session import Session
+from swiftlet_mlx.turn import Turn
 
 SMALLEST = 0.0004  # GB: the experts of one token of the tiny checkpoint, a layer at a time
 GREEDY = Ask(sampling=Sampling(), max_tokens=6)
@@ -582,6 +583,73 @@ def test_a_saved_conversation_goes_on_without_reading_it_again(
         assert cached(talk(loaded, "Back to the first")) > 100
         assert_same(loaded)
     assert [p.name for p in tmp_path.iterdir()] == ["talk.session"], "no half-written files are left"
+
+
+# ---- beside the file ------------------------------------------------------------------------------------------------
+
+
+def test_what_was_noted_after_a_turn_outlives_a_conversation_that_was_never_saved(
+    opened: Callable[..., Session], tmp_path: Path
+) -> None:
+    model, file = random_model(), tmp_path / "talk"
+    session = opened(model)
+    assert not Session.is_saved(file)
+    talk(session, "Hi")
+    session.note(file)
+    assert [p.name for p in tmp_path.iterdir()] == ["talk.unsaved"]
+    assert Session.is_saved(file)
+    with Session.load(file, model, tokenizer(), ask=GREEDY) as loaded:
+        assert loaded.messages == session.messages
+        assert_same(loaded)
+        loaded.save(file)
+    assert [p.name for p in tmp_path.iterdir()] == ["talk"]
+
+
+def test_what_was_noted_after_saving_goes_on_from_the_saved_caches(
+    opened: Callable[..., Session], tmp_path: Path
+) -> None:
+    model, file = random_model(), tmp_path / "talk"
+    session = opened(model)
+    talk(session, "word " * 100)
+    session.save(file)
+    talk(session, "And then?")
+    session.note(file)
+    with Session.load(file, model, tokenizer(), ask=GREEDY) as loaded:
+        assert loaded.messages == session.messages
+        assert cached(talk(loaded, "Hi")) > 100
+        assert_same(loaded)
+
+
+def test_a_note_left_behind_brings_nothing_back(opened: Callable[..., Session], tmp_path: Path) -> None:
+    """A kill between the writing of the file and the removal of the note."""
+    model, file = random_model(), tmp_path / "talk"
+    session = opened(model)
+    talk(session, "one")
+    talk(session, "two")
+    session.note(file)
+    left = (tmp_path / "talk.unsaved").read_bytes()
+    session.undo()
+    session.save(file)
+    (tmp_path / "talk.unsaved").write_bytes(left)
+    with Session.load(file, model, tokenizer(), ask=GREEDY) as loaded:
+        assert [m["content"] for m in loaded.messages][::2] == ["one"]
+
+
+def test_a_damaged_note_and_one_of_another_model_are_refused_by_name(
+    opened: Callable[..., Session], tmp_path: Path
+) -> None:
+    session = opened(random_model(seed=0))
+    talk(session, "Hi")
+    session.note(tmp_path / "talk")
+    with pytest.raises(WrongModel, match=r"talk\.unsaved"):
+        Session.load(tmp_path / "talk", random_model(seed=1), tokenizer())
+    note = tmp_path / "talk.unsaved"
+    for damaged in (note.read_bytes()[:-2], b"[]", b"{}", note.read_bytes().replace(b'"version": 1', b'"version": 9')):
+        note.write_bytes(damaged)
+        with pytest.raises(SessionFileError, match=r"talk\.unsaved is damaged"):
+            Session.load(tmp_path / "talk", session.completions)
+    with pytest.raises(SessionFileError, match="cannot be noted"):
+        session.note(tmp_path / "no" / "such" / "folder")
 
 
 def test_an_empty_conversation_can_be_saved(opened: Callable[..., Session], tmp_path: Path) -> None:

@@ -36,8 +36,9 @@ from swiftlet_mlx.events import Statistics
 from swiftlet_mlx.loader import load
 from swiftlet_mlx.locate import find_model
 from swiftlet_mlx.sampling import Sampling
-from swiftlet_mlx.session import Session, Turn
+from swiftlet_mlx.session import Session
 from swiftlet_mlx.timeline import Timeline
+from swiftlet_mlx.turn import Turn
 
 from . import process
 from .harness import Spread, Values, collect, in_turn, ratio
@@ -68,7 +69,7 @@ def words(n: int, seed: int) -> str:
 
 def long_enough(completions: Completions, n_tokens: int, seed: int) -> str:
     """A question whose prompt has at least so many tokens."""
-    n = n_tokens // 4
+    n = n_tokens // 8
     while len(completions.render([{"role": "user", "content": words(n, seed)}]).ids) < n_tokens:
         n = n * 9 // 8 + 1
     return words(n, seed)
@@ -103,6 +104,23 @@ def prepared(session: Session) -> None:
     """Use the idle time, and wait until it has been."""
     for _ in session.prepare() or ():
         pass
+
+
+def first_turn(
+    completions: Completions, ask: Ask, n_tokens: int, file: Path | None, say: Callable[..., None]
+) -> tuple[Session, float | None]:
+    """The conversation after its long first turn, and what reading that took; None if it was in a file already."""
+    if file is not None and file.exists():
+        return Session.load(file, completions, ask=ask), None
+    session = Session(completions, ask=ask)
+    first = said(session.send(long_enough(completions, n_tokens, 0)))
+    say(
+        case="first turn", prompt_tokens=first.prompt_tokens, generated_tokens=first.generated_tokens,
+        prefill_seconds=first.prefill_seconds, ttft_seconds=first.ttft_seconds,
+    )  # fmt: skip
+    if file is not None:
+        session.save(file)
+    return session, first.prefill_seconds
 
 
 def asked(session: Session, text: str) -> Values:
@@ -204,6 +222,8 @@ def run(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="swiftlet_bench.conversation", description=__doc__)
     parser.add_argument("model", help="container, checkpoint folder, installed model, or demo")
     parser.add_argument("--first-tokens", type=int, default=2000, help="length of the first prompt")
+    parser.add_argument("--talk", type=Path, default=None, help="keep the first turn here, or take it up from here")
+    parser.add_argument("--prepared", action="store_true", help="only the turn after idle time")
     parser.add_argument("--question-words", type=int, default=40, help="length of the later ones")
     parser.add_argument("--max-tokens", type=int, default=24, help="length of the replies")
     parser.add_argument("--rounds", type=int, default=15)
@@ -232,13 +252,8 @@ def run(argv: list[str] | None = None) -> None:
             max_tokens=args.max_tokens, rounds=args.rounds, store_budget_bytes=engine.store.budget_bytes,
         )  # fmt: skip
         if args.rounds:
-            session = Session(completions, ask=ask)
-            first = said(session.send(long_enough(completions, args.first_tokens, 0)))
-            say(
-                case="first turn", prompt_tokens=first.prompt_tokens, generated_tokens=first.generated_tokens,
-                prefill_seconds=first.prefill_seconds, ttft_seconds=first.ttft_seconds,
-            )  # fmt: skip
-            for kind in ("second turn", "second turn, prepared"):
+            session, prefill_seconds = first_turn(completions, ask, args.first_tokens, args.talk, say)
+            for kind in ("second turn", "second turn, prepared")[args.prepared :]:
                 if kind != "second turn":
                     prepared(session)
                 found = beside_bare(session, args.rounds, args.question_words, len(kind) * 1000)
@@ -249,7 +264,8 @@ def run(argv: list[str] | None = None) -> None:
             files, session = reopened(session, 5)
             for name, spread in files.items():
                 show(name, spread)
-            say(case="open / prefill", ratio=files["open_seconds"].median / first.prefill_seconds)
+            if prefill_seconds is not None:
+                say(case="open / prefill", ratio=files["open_seconds"].median / prefill_seconds)
             for name, value in asked(session, words(args.question_words, 1)).items():
                 say(case=f"reopened: {name}", value=value)
             model, ids = engine.model, tuple(completions.render(session.messages).ids)

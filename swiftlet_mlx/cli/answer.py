@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from types import TracebackType
 from typing import Protocol
 
@@ -19,6 +20,8 @@ from rich.segment import Segment
 from rich.text import Text
 
 from swiftlet_mlx.events import Event, Progress, TextDelta, ThinkingDelta
+
+from .lines import unechoed
 
 DRAW_SECONDS = 0.1
 THOUGHT_LINES = 4
@@ -78,22 +81,25 @@ class LiveAnswer:
         self._console = console
         self._fold = fold
         self._live = Live(console=console, auto_refresh=False, transient=True, vertical_overflow="crop")
+        self._terminal = ExitStack()
         self._blocks = Blocks()
         self._thoughts = ""
         self._thinking_since: float | None = None
         self._drawn = 0.0
 
     def __enter__(self) -> LiveAnswer:
+        self._terminal.enter_context(unechoed())
         self._live.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._live.update(Text(""))
-        self._end_thoughts()
-        rest = self._blocks.rest()
-        if rest.strip():
-            self._console.print(_markdown(rest))
-        self._live.stop()
+        with self._terminal:
+            self._live.update(Text(""))
+            self._end_thoughts()
+            rest = self._blocks.rest()
+            if rest.strip():
+                self._console.print(_markdown(rest))
+            self._live.stop()
 
     def show(self, event: Event) -> None:
         """Take the next event."""

@@ -13,6 +13,8 @@ import os
 import select
 import sys
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 
@@ -119,6 +121,27 @@ class Lines:
         finally:
             if readline is not None:
                 readline.set_startup_hook(None)
+
+
+@contextmanager
+def unechoed() -> Iterator[None]:
+    """Keep what is typed meanwhile off the screen, a Ctrl-C's ^C too: it would push aside what is being drawn there,
+    and the next drawing would not know. Nothing typed is lost: the next prompt shows it."""
+    try:
+        import termios
+
+        descriptor = sys.stdin.fileno()
+        before = termios.tcgetattr(descriptor)
+    except (ImportError, OSError, ValueError, termios.error):  # no terminal: nothing is echoed
+        yield
+        return
+    quiet = before[:]
+    quiet[3] &= ~termios.ECHO
+    termios.tcsetattr(descriptor, termios.TCSANOW, quiet)
+    try:
+        yield
+    finally:
+        termios.tcsetattr(descriptor, termios.TCSANOW, before)
 
 
 def valid(text: str) -> str:

@@ -9,27 +9,21 @@ from __future__ import annotations
 import difflib
 import shlex
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
 from swiftlet_mlx.errors import ContextFull, MessageError, OptionError, SwiftletError
 from swiftlet_mlx.events import Statistics
 from swiftlet_mlx.sampling import Sampling
-from swiftlet_mlx.session import Session, Turn
+from swiftlet_mlx.session import Session
+from swiftlet_mlx.turn import Turn
 
 from . import console as words
+from . import settings, status
 from .answer import Answer, LiveAnswer, PlainAnswer
+from .attached import attachment, text_of
 from .lines import Lines
-
-MAX_FILE_BYTES = 1_000_000
-SETTINGS = (
-    "temperature", "top_p", "top_k", "min_p", "seed", "presence_penalty", "frequency_penalty", "repetition_penalty",
-    "min_tokens", "max_tokens", "sentence_end", "thinking", "thoughts",
-)  # fmt: skip
-WHOLE = ("top_k", "seed", "min_tokens", "max_tokens")
 
 
 class Repl:
@@ -41,7 +35,7 @@ class Repl:
         lines: where messages come from.
         quiet: no status lines.
         memory: tells the bytes in use, for the status line.
-        autosave: the file the conversation is kept in when it ends.
+        autosave: the file the conversation is kept in when it ends; beside it what is said is noted turn by turn.
     """
 
     def __init__(
@@ -63,6 +57,7 @@ class Repl:
         self._fold = True
         self._attached: list[str] = []
         self._taken_back = ""
+        self._noted = session.messages
         self._interrupted = False
         self._last: Statistics | None = None
         self._turns = 0
@@ -120,7 +115,19 @@ class Repl:
             self.session.cancel()
             self._interrupted = True
             words.say("\nstopped")
+        finally:
+            self._note()
         return True
+
+    def _note(self) -> None:
+        """Keep what has been said, should the end come without warning. Not being able to is no reason to stop."""
+        if self._autosave is None or (said := self.session.messages) == self._noted:
+            return
+        self._noted = said
+        try:
+            self.session.note(self._autosave)
+        except SwiftletError as error:
+            words.warn(str(error))
 
     def _obey(self, text: str) -> bool:
         first, _, rest = text.strip().partition(" ")
@@ -169,6 +176,7 @@ class Repl:
                 turn.close()
                 interrupted = self._interrupted = True
         self._report(turn)
+        self._note()
         if self._lines.interactive:
             self.session.prepare()
         return not interrupted
@@ -207,23 +215,10 @@ class Repl:
             self._tokens += turn.statistics.generated_tokens
             if not self._quiet:
                 width = words.err.width if words.err.is_terminal else 0
-                words.err.print(_lines_of(self._status(turn.statistics), width), style="dim", markup=False)
+                words.err.print(status.lines_of(self._status(turn.statistics), width), style="dim", markup=False)
 
     def _status(self, s: Statistics) -> list[str]:
-        parts = [
-            f"{s.generated_tokens} tokens",
-            f"{s.decode_tokens_per_second:.1f} tok/s",
-            f"first in {s.ttft_seconds:.2f} s",
-        ]
-        needed = s.counters.get("hits", 0) + s.counters.get("misses", 0)
-        if needed:
-            parts.append(f"{s.counters['hits'] / needed:.0%} hits")
-        if used := self._memory():
-            parts.append(words.size(used))
-        context = self.session.engine.context_tokens
-        total = s.prompt_tokens + s.generated_tokens
-        parts.append(f"context {total / context:.0%}" if context else f"context {total:,}")
-        return parts
+        return status.figures(s, self._memory(), self.session.engine.context_tokens)
 
     # ---- commands: the first line of each docstring is its help ---------------------------------------------------
 
@@ -304,16 +299,9 @@ class Repl:
             raise OptionError("/set takes a name and a value, for example: /set temperature 0.7")
         if name:
             self._set(name, value.strip())
-        ask = self.session.ask
-        sampling = ask.sampling or self.session.completions.defaults(thinking=self.session.completions.thinks(ask))
-        values = {n: getattr(sampling, n, None) for n in SETTINGS} | {
-            "max_tokens": ask.max_tokens,
-            "sentence_end": "on" if ask.sentence_end else "off",
-            "thinking": {True: "on", False: "off", None: "auto"}[ask.thinking],
-            "thoughts": "fold" if self._fold else "show",
-        }
-        for key in [name] if name else SETTINGS:
-            words.say(f"  {key} {'auto' if values[key] is None else values[key]}")
+        values = {**settings.shown(self.session.ask, self._defaults()), "thoughts": "fold" if self._fold else "show"}
+        for key in [name] if name else settings.NAMES:
+            words.say(f"  {key} {values[key]}")
 
     def _do_file(self, text: str) -> None:
         """/file PATH [QUESTION]: put a text file's contents before the next message"""
@@ -322,17 +310,10 @@ class Repl:
         except ValueError:
             raise OptionError("/file takes a path; put it in quotes if it has spaces.") from None
         path = Path(name).expanduser()
-        try:
-            if path.exists() and not path.is_file():
-                raise OptionError(f"{path} is no file.")  # a device or a pipe may have no end
-            if path.stat().st_size > MAX_FILE_BYTES:
-                raise OptionError(f"{path} is larger than {words.size(MAX_FILE_BYTES)}.")
-            content = path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise OptionError(f"{path} cannot be read as text: {error}") from None
+        content = text_of(path)
         n_tokens = len(self.session.completions.template.encode(content))
         words.say(f"{path.name}: {n_tokens:,} tokens, to be sent with the next message")
-        self._attached.append(f"{path.name}:\n{_fenced(content)}\n\n")
+        self._attached.append(attachment(path.name, content))
         if rest:
             self.ask(" ".join(rest))
 
@@ -374,59 +355,15 @@ class Repl:
         return Path(shlex.split(name)[0]).expanduser()
 
     def _set(self, name: str, value: str) -> None:
-        if name not in SETTINGS:
-            near = difflib.get_close_matches(name, SETTINGS, 1)
-            raise OptionError(f"There is no setting {name!r}." + (f" Did you mean {near[0]}?" if near else ""))
-        ask = self.session.ask
+        settings.check(name)
         if name == "thoughts":
-            self._fold = _choice(name, value, {"fold": True, "show": False})
-        elif name == "thinking":
-            self.session.ask = replace(ask, thinking=_choice(name, value, {"on": True, "off": False, "auto": None}))
-        elif name == "sentence_end":
-            self.session.ask = replace(
-                ask, sentence_end=_choice(name, value, {"on": True, "off": False, "auto": False})
-            )
-        elif name == "max_tokens":
-            self.session.ask = replace(ask, max_tokens=None if value == "auto" else int(_number(name, value)))
+            self._fold = settings.choice(name, value, {"fold": True, "show": False})
         else:
-            defaults = self.session.completions.defaults(thinking=self.session.completions.thinks(ask))
-            new = getattr(defaults, name) if value == "auto" else _number(name, value)
-            self.session.ask = replace(ask, sampling=_changed(ask.sampling or defaults, name, new))
+            self.session.ask = settings.changed(self.session.ask, self._defaults(), name, value)
 
-
-def _lines_of(parts: list[str], width: int) -> str:
-    """The parts with dots between them, on as many lines as a terminal of this width needs; 0 is a pipe."""
-    text = parts[0]
-    for part in parts[1:]:
-        line = text.rsplit("\n", 1)[-1]
-        text += f"\n{part}" if width and len(line) + 3 + len(part) > width else f" · {part}"
-    return text
-
-
-def _changed(sampling: Sampling, name: str, value: Any) -> Sampling:
-    return replace(sampling, **{name: value})
-
-
-def _number(name: str, value: str) -> float | int:
-    try:
-        return int(value) if name in WHOLE else float(value)
-    except ValueError:
-        kind = "whole number" if name in WHOLE else "number"
-        raise OptionError(f"{name} {value!r} is not a {kind}.") from None
-
-
-def _choice(name: str, value: str, choices: dict[str, Any]) -> Any:
-    if value not in choices:
-        raise OptionError(f"{name} is one of {', '.join(choices)}, not {value!r}.")
-    return choices[value]
-
-
-def _fenced(content: str) -> str:
-    """A code block whose fence is longer than any in the content."""
-    fence = "```"
-    while fence in content:
-        fence += "`"
-    return f"{fence}\n{content.rstrip()}\n{fence}"
+    def _defaults(self) -> Sampling:
+        completions = self.session.completions
+        return completions.defaults(thinking=completions.thinks(self.session.ask))
 
 
 def _short(text: str) -> str:
