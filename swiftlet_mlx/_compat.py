@@ -14,7 +14,12 @@ from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchGLU, Switch
 from mlx_lm.utils import _get_classes as get_model_classes
 from mlx_lm.utils import infer_quant_config
 
+# What `SwitchGLU` and `SwitchMLP` call to bring many rows into the experts' order, and their results back.
+GATHER_SORT, SCATTER_UNSORT = "_gather_sort", "_scatter_unsort"
+
 __all__ = [
+    "GATHER_SORT",
+    "SCATTER_UNSORT",
     "QuantizedSwitchLinear",
     "SwitchGLU",
     "SwitchLinear",

@@ -25,7 +25,7 @@ _DEVICE, _HOST = 1, 2  # cudaMemLocationType
 _UNITS = {16: "uint4", 8: "uint2", 4: "unsigned int", 2: "unsigned short", 1: "unsigned char"}
 _THREADS = 256  # of a block
 # Lists in flight at once: a layer call writes two at most and is evaluated by the read-back of the next.
-_LISTS, _LIST_LENGTH = 64, 1025
+_LISTS, _LIST_LENGTH = 64, 2049
 # What crosses as one number of 8 bytes: MLX keeps those where both sides reach them.
 _WORD_BITS, _MOST_WORDS = 64, 4
 
@@ -93,12 +93,21 @@ class Mover:
         row = self._staging.row(slot)
         return [row[start:stop] for start, stop in self._bounds]
 
-    def move(self, slots: Sequence[int]) -> None:
-        """Launch the move of what lies in the rows of these slots; what is evaluated later sees it."""
+    def move(self, slots: Sequence[int], rows: Sequence[int] | None = None) -> mx.array:
+        """Launch the move of what lies in staging rows to slots; what is evaluated later sees it.
+
+        Args:
+            slots: To fill.
+            rows: The staging row of each; None for the one with the slot's number.
+
+        Returns:
+            An array that has been evaluated when the rows may be written again.
+        """
         staging = self._staging
+        numbers = staging.numbers([len(slots), *slots, *(slots if rows is None else rows)])
         units = self._bounds[-1][1] // self._unit
         (moved,) = self._kernel(
-            inputs=[staging._array, staging.numbers([len(slots), *slots]), *self._arrays],
+            inputs=[staging._array, numbers, *self._arrays],
             template=[("ROW", staging._row_bytes // self._unit)],
             grid=(len(slots) * units, 1, 1),
             threadgroup=(_THREADS, 1, 1),
@@ -106,6 +115,7 @@ class Mover:
             output_dtypes=[mx.uint32],
         )
         mx.async_eval(moved)  # type: ignore[no-untyped-call]
+        return cast("mx.array", moved)
 
 
 @functools.cache
@@ -122,8 +132,8 @@ def _kernel(sizes: tuple[int, ...], unit: int) -> Callable[..., Any]:
   const size_t n = moves[0];
   const size_t step = (size_t)gridDim.x * blockDim.x;
   for (size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x; i < n * {ends[-1]}; i += step) {{
-    const size_t slot = moves[1 + i / {ends[-1]}], u = i % {ends[-1]};
-    const {_UNITS[unit]} v = ((const {_UNITS[unit]}*)staging)[slot * ROW + u];
+    const size_t m = i / {ends[-1]}, u = i % {ends[-1]}, slot = moves[1 + m], row = moves[1 + n + m];
+    const {_UNITS[unit]} v = ((const {_UNITS[unit]}*)staging)[row * ROW + u];
     if (false) {{}}
 {cases}  }}
   if (blockIdx.x == 0 && threadIdx.x == 0) moved[0] = n;

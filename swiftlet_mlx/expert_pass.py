@@ -1,14 +1,16 @@
 """One pass over the routed experts of a layer for a whole prompt: every expert is read at most once.
 
-The experts of the prompt go through the layer's own slots, a group at a time: while one group computes, the
-next is being read into slots that nothing needs any more. No memory beyond the pool is used, so the budget
-of the pool is the budget of prefill. Residents are computed first, without a read. The rest are read in the
-order they have on disk, neighbours in one request; the experts that the end of the prompt uses most come
-last and stay, so that decoding starts warm.
+The experts of the prompt go through the layer's own slots, a group at a time: while one group computes, the next is
+being read. Residents are computed first, without a read. The rest are read in the order they have on disk, neighbours
+in one request; the experts that the end of the prompt uses most come last and stay, so that decoding starts warm.
 
-Knows slots, reads and the order of things; the arithmetic is the stock layer's. Invariants: a slot is
-claimed only after every result computed from it has been evaluated. However the pass ends (read error,
-cancellation, Ctrl-C), no read is under way and no device work reads a slot when `close` returns.
+Where host and device share memory, the next group is read into slots that nothing needs any more, half of them at a
+time: no memory beyond the pool is used, so the budget of the pool is the budget of prefill. On CUDA it is read into one
+half of the staging rows and moved into the slots, all that are free, behind the products of the group before.
+
+Knows slots, reads and the order of things; the arithmetic is the stock layer's. Invariants: what a read writes to is
+claimed only after everything that reads it has been evaluated. However the pass ends (read error, cancellation,
+Ctrl-C), no read is under way and no device work reads a slot when `close` returns.
 """
 
 from __future__ import annotations
@@ -16,36 +18,31 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, wait
-from contextlib import contextmanager
+from concurrent.futures import Future
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, cast
 
 import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from .device import backend
 from .moe import Streamed
-from .moe import _Projection as Projection
 from .pools import Pools
 from .reader import IO_THREADS
 from .reads import neighbours
-from .routes import Ints, Routes, groups
+from .results import as_index
+from .routes import Layout, Routes, groups
 from .slots import EMPTY, SlotPool
-from .tiles import sorted_rows, tile_height
+from .tiles import rows_in_tiles, tile_height
 
 TAIL_TOKENS = 256  # of the prompt's end decide which experts stay
-TILE_PAIRS = 16384  # computed in one call: bounds the rows gathered for it
+CALL_ROWS = 16384  # computed in one call: bounds the rows gathered for it
 RUN_BYTES = 8 << 20  # one request at most: far above the 256 KiB from which SSDs are flat, small enough to spread
-GROUP_EXPERTS = 16  # worth having in a group: each costs 2 to 3 ms of the host on CUDA (H200, 2026-12)
-WINDOW = 3  # groups in the slots at once: one computing, one read, one being read
-LAG = 1  # groups that may compute, or be copied, while the next is awaited
-ALIVE = 3  # tiles whose intermediates are in memory at once
-COPIED_EXPERTS = 32  # residents copied at once where they have to be copied
+GROUP_EXPERTS = 32  # worth having in a group: each costs 1 to 2 ms of the host on CUDA (H200, 2026-12)
+ALIVE = 3  # calls whose intermediates are in memory at once
 
-
-_Read = tuple[int, list[list[bytearray]] | None]  # bytes read, and the buffers of a staged fill
+_Read = tuple[int, list[list[bytearray]] | None]  # bytes read, and the buffers of a fill that MLX must do
 
 
 @dataclass(slots=True)
@@ -54,10 +51,8 @@ class _Group:
 
     experts: list[int]
     runs: list[list[tuple[int, int]]] = field(default_factory=list)
-    """(expert, slot) of what one request reads."""
+    """(expert, slot or staging row) of what one request reads."""
     reads: list[Future[_Read]] = field(default_factory=list)
-    readers: list[mx.array] = field(default_factory=list)
-    """Once these have been evaluated nothing reads the group's slots any more."""
 
 
 class ExpertPass:
@@ -71,14 +66,17 @@ class ExpertPass:
         self._module = module
         self._pools: Pools = module.pools
         self._pool: SlotPool = module.pools.layers[module.layer]
+        self._staging = self._pool.staging
+        self._layout: Layout | None = None
+        self._residents: list[int] = []
+        self._tail: list[int] = []  # what the end of the prompt uses, most used first
+        self._queue: deque[list[int]] = deque()
         self._reading: deque[_Group] = deque()
-        self._computing: deque[_Group] = deque()
         self._results: deque[mx.array] = deque()
-        self._protected: set[int] = set()
-        # On CUDA slots are memory of the host, which a matrix product would fetch again for every tile it computes
-        # (H200: 16.8 s instead of 0.7 s for 7 layers and 4,096 tokens). On Metal host and device share it. A complete
-        # pool is never written again: it has moved over.
-        self._copy_first = backend() == "cuda" and not self._pool.complete
+        self._protected: set[int] = set()  # whose slots must not be given away now
+        self._kept: set[int] = set()  # nor later in this pass, once they have been computed
+        self._half_rows = 0  # of the staging rows: groups are read into one half and the other in turn
+        self._moves: list[mx.array] = []  # of each group out of there
 
     @property
     def n_experts(self) -> int:
@@ -90,162 +88,184 @@ class ExpertPass:
             self._pools.before_step()
         return self._pools.read_back(indices)
 
-    def in_groups(self, routes: Routes, x: mx.array) -> Iterator[tuple[Ints, mx.array]]:
-        """Compute every pair of `routes` once. See `layer_major.Experts`."""
+    def arrange(self, routes: Routes) -> Layout:
+        """Decide in which order the experts are computed, and begin to read. See `layer_major.Experts`."""
         pool, stats = self._pool, self._pools.stats
         needed = routes.experts
-        residents = [e for e in needed if pool.slots[e] != EMPTY]
-        staying = routes.hottest(TAIL_TOKENS)[: pool.n_slots]
+        self._residents = [e for e in needed if pool.slots[e] != EMPTY]
         missing = [e for e in needed if pool.slots[e] == EMPTY]
-        # Slots to pass through: half of them, of a small pool three quarters, or groups become too small.
-        through = min(-(-3 * pool.n_slots // 4), max(pool.n_slots // 2, WINDOW * GROUP_EXPERTS)) if missing else 0
-        pinned = [e for e in staying if pool.slots[e] != EMPTY][: pool.n_slots - through]
-        size = max(1, (pool.n_slots - len(pinned)) // WINDOW)
-        arrived = set(staying).intersection(missing)  # read last, and kept from then on
-        queue = deque(groups([e for e in missing if e not in arrived], size))
-        queue += groups(sorted(arrived), size)
-        stats.hits += len(residents)
+        stats.hits += len(self._residents)
         stats.misses += len(missing)
+        self._tail = routes.hottest(TAIL_TOKENS)[: pool.n_slots]
+        # Slots to pass through: half of them, of a small pool three quarters, or groups become too small.
+        through = min(-(-3 * pool.n_slots // 4), max(pool.n_slots // 2, GROUP_EXPERTS)) if missing else 0
+        pinned = [e for e in self._tail if pool.slots[e] != EMPTY][: pool.n_slots - through]
+        arrived = set(self._tail).intersection(missing)  # read last, and kept from then on
+        self._protected, self._kept = set(self._residents), arrived.union(pinned)
 
-        kept = set(pinned)
-        self._protected = set(residents)
-        here = deque(groups(residents, COPIED_EXPERTS if self._copy_first else max(1, len(residents))))
+        size = self._group_size(pool.n_slots - len(pinned)) if missing else 1
+        self._queue.extend(groups([e for e in missing if e not in arrived], size))
+        self._queue.extend(groups(sorted(arrived), size))
+        order = [*self._residents, *chain.from_iterable(self._queue)]
+        self._read_ahead()
+        self._layout = routes.lay_out(order, tile_height(routes.n_pairs, len(order)))
+        return self._layout
+
+    def compute(self, x: mx.array) -> Iterator[mx.array]:
+        """Compute every row of the layout once, in order. See `layer_major.Experts`."""
+        layout = self._layout
+        if layout is None:
+            raise RuntimeError("`arrange` comes before `compute`")
+        k = layout.places.size // x.shape[0]
+        tokens, tiles = as_index(layout.pairs // k), as_index(layout.tiles)
+        experts, n = self._residents, 0
         while True:
-            self._read_ahead(queue)
-            if here:
-                group = _Group(here.popleft())
-            elif self._reading:
-                group = self._next_read()
-            else:
+            if experts:
+                yield from self._products(layout, n, len(experts), x, tokens, tiles)
+                self._let_go(experts)
+                n += len(experts)
+            self._read_ahead()
+            if not self._reading:
                 break
-            self._computing.append(group)
-            yield from self._compute(group, routes, x)
-            kept |= arrived.intersection(group.experts)
-            while len(self._computing) > LAG or (self._computing and not (self._reading or here)):
-                self._let_go(kept)
-                self._read_ahead(queue)
-        pool.policy.use([e for e in reversed(staying) if pool.slots[e] != EMPTY])
+            experts = self._next_read()
+        self._pool.policy.use([e for e in reversed(self._tail) if self._pool.slots[e] != EMPTY])
+        if self._staging is not None:  # whoever writes to these rows or slots next is behind it in the stream
+            self._results.clear()
+            self._moves.clear()
 
     def close(self) -> None:
         """End every read and every evaluation of this pass. The slot table tells the truth afterwards."""
         while self._reading:
-            group = self._reading.popleft()
-            self._settle(group)
-        readers = [a for group in self._computing for a in group.readers]
-        self._computing.clear()
-        mx.eval(readers, *self._results)
+            self._settle(self._reading.popleft())
+        mx.eval(*self._results, *self._moves)
         self._results.clear()
 
-    def _compute(self, group: _Group, routes: Routes, x: mx.array) -> Iterator[tuple[Ints, mx.array]]:
-        """The pairs of one group, tile by tile, lazily: whoever takes them starts the evaluation."""
-        module, pool = self._module, self._pool
-        slots = [int(pool.slots[e]) for e in group.experts]
-        bank = range(len(slots)) if self._copy_first else slots
-        weights = _weights(module)
-        if self._copy_first:
-            weights = _copies(weights, slots)
-            group.readers += [a for *_, a in weights]
-            mx.async_eval(group.readers)  # type: ignore[no-untyped-call]
-        for tile in routes.tiles(group.experts, bank, TILE_PAIRS):
-            height = tile_height(len(tile.rows), len(slots))
-            with _using(weights):
-                y = sorted_rows(_stock_call(module), module, x, tile.pairs // routes.k, tile.rows, height)
-            if not self._copy_first:
-                group.readers = [*group.readers, y][-ALIVE:]  # those before have been evaluated
+    # ---- products
+
+    def _products(
+        self, layout: Layout, first: int, count: int, x: mx.array, tokens: mx.array, tiles: mx.array
+    ) -> Iterator[mx.array]:
+        """The rows of the `count` residents that come in the layout from `first` on, lazily: whoever takes them
+        starts the evaluation."""
+        height = layout.height
+        slots = self._pool.lookup_few(layout.experts[first : first + count], (count,))
+        start, stop = int(layout.starts[first]), int(layout.starts[first + count])
+        for a in range(start, stop, CALL_ROWS):
+            b = min(a + CALL_ROWS, stop)
+            own = slots[tiles[a // height : b // height] - first]
+            y = rows_in_tiles(_stock_call(self._module), self._module, x[tokens[a:b]], own, height)
             self._results.append(y)
-            yield tile.pairs, y
+            yield y
             if len(self._results) == ALIVE:
                 mx.eval(self._results.popleft())  # host sync
 
-    def _read_ahead(self, queue: deque[list[int]]) -> None:
-        """Start the reads of as many groups as there are slots for."""
-        while queue and len(queue[0]) <= self._pool.n_slots - len(self._protected):
-            group = _Group(queue.popleft())
-            before = len(self._pool.policy.residents)
+    def _let_go(self, experts: list[int]) -> None:
+        """The slots of experts that have been computed may be given away, but for those that are kept."""
+        if self._staging is None and (self._queue or self._reading):
+            mx.eval(*self._results)  # host sync
+            self._results.clear()
+        self._protected.difference_update(experts)
+        self._protected.update(self._kept.intersection(experts))
+
+    # ---- reads
+
+    def _group_size(self, free: int) -> int:
+        """Experts to a group, there being so many slots to pass through."""
+        if self._staging is None:
+            return max(1, free // 2)
+        size = self._half_rows = min(free, max(self._pool.n_slots // 2, GROUP_EXPERTS))
+        self._staging.reserve(self._pool.table.payload_bytes, 2 * size)
+        return size
+
+    def _read_ahead(self) -> None:
+        """Start the reads of as many groups as there is room for."""
+        pool = self._pool
+        while self._queue and self._has_room(len(self._queue[0])):
+            half = (len(self._moves) + len(self._reading)) % 2
+            group = _Group(self._queue.popleft())
             self._reading.append(group)  # first of all, so that `close` knows it
-            claims = self._pool.claim(group.experts, self._protected)
-            most = min(RUN_BYTES // self._pool.table.stride, -(-len(claims) // IO_THREADS))
-            group.runs = neighbours(claims, max(1, most))
+            if self._staging is None:
+                where = self._claim(group.experts)
+                self._protected.update(group.experts)
+            else:
+                where = [(e, half * self._half_rows + i) for i, e in enumerate(group.experts)]
+            most = min(RUN_BYTES // pool.table.stride, -(-len(where) // IO_THREADS))
+            group.runs = neighbours(where, max(1, most))
             for run in group.runs:
                 group.reads.append(self._pools.submit(self._read, run))
-            self._pools.stats.evictions += before - len(self._pool.policy.residents)
-            self._protected.update(group.experts)
+
+    def _has_room(self, count: int) -> bool:
+        """Whether so many experts may be read: there are slots for them, or half of the staging rows is free."""
+        if self._staging is None:
+            return count <= self._pool.n_slots - len(self._protected)
+        if len(self._reading) == 2:
+            return False
+        started = len(self._moves) + len(self._reading)
+        if started >= 2:
+            mx.eval(self._moves[started - 2])  # host sync
+        return True
+
+    def _claim(self, experts: list[int]) -> list[tuple[int, int]]:
+        pool = self._pool
+        before = len(pool.policy.residents)
+        claims = pool.claim(experts, self._protected)
+        self._pools.stats.evictions += before - len(pool.policy.residents)
+        return claims
 
     def _read(self, run: list[tuple[int, int]]) -> _Read:
-        """On an I/O thread: fill the slots of neighbours, or buffers if the device does not see host writes."""
+        """On an I/O thread: fill rows for neighbours, or buffers if the device does not see host writes."""
         pool, first = self._pool, run[0][0]
         if pool.direct:
-            return self._pools.source.read(pool.table.layer, first, [pool.rows(slot) for _, slot in run]), None
-        staged = [[bytearray(s.size) for s in pool.table.sections] for _ in run]
-        rows = [[memoryview(b) for b in buffers] for buffers in staged]
-        return self._pools.source.read(pool.table.layer, first, rows), staged
+            return self._pools.source.read(pool.table.layer, first, [pool.rows(row) for _, row in run]), None
+        buffers = [[bytearray(s.size) for s in pool.table.sections] for _ in run]
+        rows = [[memoryview(b) for b in sections] for sections in buffers]
+        return self._pools.source.read(pool.table.layer, first, rows), buffers
 
-    def _next_read(self) -> _Group:
-        """Wait for the group whose reads were started first and enter it into the slot table."""
+    def _next_read(self) -> list[int]:
+        """Wait for the group whose reads were started first and make it resident."""
         start = time.perf_counter()
-        wait(self._reading[0].reads)
+        for read in self._reading[0].reads:
+            read.exception()  # host sync
         self._pools.stats.wait_seconds += time.perf_counter() - start
         group = self._reading.popleft()
         failure = self._settle(group)
         if failure is not None:
             raise failure
-        return group
+        if self._staging is not None:
+            self._move_in(group)
+        return group.experts
 
     def _settle(self, group: _Group) -> BaseException | None:
-        """Enter what was read into the slot table; give the slots of a failed read back empty."""
+        """End a group's reads; enter what they put into slots into the table, give the slots of a failed one back."""
         pool, stats, failure = self._pool, self._pools.stats, None
-        arrived: list[int] = []
         for n, run in enumerate(group.runs):
-            future = group.reads[n] if n < len(group.reads) else None  # broken off before it was asked for
-            error = InterruptedError() if future is None else future.exception()
-            if future is not None and error is None:
-                read_bytes, staged = future.result()
+            read = group.reads[n] if n < len(group.reads) else None  # broken off before it was asked for
+            error = InterruptedError() if read is None else read.exception()
+            buffers = None
+            if read is not None and error is None:
+                read_bytes, buffers = read.result()
                 stats.reads += 1
                 stats.read_bytes += read_bytes
-                arrived += [slot for _, slot in run if staged is None]
-            for i, (expert, slot) in enumerate(run):
-                pool.settle(expert, slot, ok=error is None)
-                if error is None and staged is not None:
-                    pool.store_staged(slot, staged[i])
             failure = failure or error
-        pool.filled(arrived)
+            if self._staging is None:
+                for i, (expert, slot) in enumerate(run):
+                    pool.settle(expert, slot, ok=error is None)
+                    if buffers is not None:
+                        pool.store_staged(slot, buffers[i])
         return failure
 
-    def _let_go(self, kept: set[int]) -> None:
-        """Wait for the group that has been computing longest; its slots may then be read into."""
-        group = self._computing.popleft()
-        mx.eval(group.readers)  # host sync
-        self._protected -= set(group.experts) - kept
+    def _move_in(self, group: _Group) -> None:
+        """Let a group that lies in staging rows have slots. The products of those that were there are under way."""
+        row = {expert: row for run in group.runs for expert, row in run}
+        claims = self._claim(group.experts)
+        moved = self._pool.filled([slot for _, slot in claims], [row[expert] for expert, _ in claims])
+        self._protected.update(group.experts)
+        for expert, slot in claims:
+            self._pool.settle(expert, slot, ok=True)
+        if moved is not None:
+            self._moves.append(moved)
 
 
 def _stock_call(module: Streamed) -> Callable[..., mx.array]:
     """`__call__` of the class that `moe.stream` has changed."""
     return cast("Callable[..., mx.array]", cast(Any, super(Streamed, module)).__call__.__func__)
-
-
-_Weights = list[tuple[Any, str, mx.array]]  # a projection, the name of one of its arrays, and that array
-
-
-def _weights(module: Streamed) -> _Weights:
-    """The arrays over slots that the projections of a streamed layer use."""
-    linears = [p.linear for p in vars(module).values() if isinstance(p, Projection)]
-    return [(linear, part, a) for linear in linears for part, a in linear.items() if isinstance(a, mx.array)]
-
-
-def _copies(weights: _Weights, slots: list[int]) -> _Weights:
-    """The same, of these slots only, in memory of their own. Lazy."""
-    index = mx.array(slots, mx.uint32)
-    return [(linear, part, a[index]) for linear, part, a in weights]
-
-
-@contextmanager
-def _using(weights: _Weights) -> Iterator[None]:
-    """Let projections use these arrays while a graph is built."""
-    saved = [(linear, part, linear[part]) for linear, part, _ in weights]
-    for linear, part, a in weights:
-        linear[part] = a
-    try:
-        yield
-    finally:
-        for linear, part, a in saved:
-            linear[part] = a

@@ -36,7 +36,7 @@ from .expert_pass import ExpertPass
 from .moe import Streamed
 from .promise import Promise
 from .results import Pairs, Results, Sums
-from .routes import Ints, Routes
+from .routes import Layout, Routes
 
 # Tokens of attention and DeltaNet in one go. On the CPU mlx-lm's DeltaNet loop keeps the state of every token until the
 # graph has run: 2 MB a token in a 35B model.
@@ -53,16 +53,18 @@ class Experts(Protocol):
     def read_back(self, indices: mx.array) -> NDArray[np.uint32]:
         """Host synchronisation: the router's choice."""
 
-    def in_groups(self, routes: Routes, x: mx.array) -> Iterator[tuple[Ints, mx.array]]:
-        """Compute every pair of `routes` once.
+    def arrange(self, routes: Routes) -> Layout:
+        """Decide in which order the experts of N tokens are computed, and so where their pairs lie."""
+
+    def compute(self, x: mx.array) -> Iterator[mx.array]:
+        """Compute every row of the layout once, in order.
 
         Args:
-            routes: the choices of N tokens.
-            x: `[N, H]`, evaluated.
+            x: `[N, H]`.
 
         Yields:
-            positions `[P]` of some pairs, and a lazy `[P, H]` with what their experts return. When the generator
-            is resumed, the results have been put to use in a graph that is being evaluated.
+            a lazy `[P, H]`, the results of the next P rows. When the generator is resumed, they have been put to use
+            in a graph that is being evaluated.
         """
 
     def close(self) -> None:
@@ -313,25 +315,26 @@ def _run_experts(part: LayerPart, promises: list[Promise], calls: list[_Call]) -
     shapes = [c.indices.shape for c in calls]
     try:
         chosen = experts.read_back(_joined([c.indices.reshape(-1, k) for c in calls]))  # host sync: [N, k]
+        layout = experts.arrange(Routes(chosen, experts.n_experts))
         rows = _joined([c.x.reshape(-1, width) for c in calls])  # [N, H]
-        mx.eval(rows)
+        mx.async_eval(rows)  # type: ignore[no-untyped-call]
         calls.clear()
 
         weights = [w.reshape(-1, k) for p in promises if (w := p.weights) is not None]
         results: Results
-        if chosen.size * width * dtype.size <= part.shared.pair_bytes or len(weights) < len(promises):
-            results = Pairs(chosen.size, width, dtype)
+        if layout.n_rows * width * dtype.size <= part.shared.pair_bytes or len(weights) < len(promises):
+            results = Pairs(layout, width, dtype)
         else:
-            results = Sums(_joined(weights), width)
+            results = Sums(layout, _joined(weights), width)
 
         done = 0
-        for pairs, y in experts.in_groups(Routes(chosen.astype(np.int64), experts.n_experts), rows):
-            results.put(pairs, y)
-            done += len(pairs)
+        for y in experts.compute(rows):
+            results.put(y)
+            done += y.shape[0]
             if listener is not None:
-                listener.tick(0.5 + 0.5 * done / chosen.size)
-        if done != chosen.size:
-            raise RuntimeError(f"{done} of {chosen.size} results came from the experts of a layer")
+                listener.tick(0.5 + 0.5 * done / layout.n_rows)
+        if done != layout.n_rows:
+            raise RuntimeError(f"{done} of {layout.n_rows} results came from the experts of a layer")
     finally:
         experts.close()
 

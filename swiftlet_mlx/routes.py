@@ -1,14 +1,12 @@
-"""Which experts a stretch of tokens chose: pairs sorted by expert, groups to read together, what the tail
-needs.
+"""Which experts a stretch of tokens chose: the order to compute them in, where their rows lie, what the tail needs.
 
 Pure bookkeeping on NumPy integers: no MLX, no files, no clock. A pair is one (token, choice); its position is
-token x k + choice, where its result belongs. Invariant: over a set of experts, the tiles cover each of
-their pairs exactly once.
+token x k + choice, where its result belongs. Invariant: a layout holds each pair of its experts exactly once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -19,13 +17,31 @@ Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
-class Tile:
-    """Pairs to be computed in one call, sorted by the row of their expert in the bank."""
+class Layout:
+    """The pairs of a layer laid out for products: expert by expert, each in tiles of equal height.
 
+    The last tile of an expert is filled up with its first pair, whose result is then there more than once.
+    """
+
+    experts: list[int]
+    """In the order they lie."""
+    height: int
+    """Rows of a tile."""
+    starts: Ints
+    """`[experts + 1]` the row at which each begins; the last is R, the number of rows."""
     pairs: Ints
-    """`[P]` positions."""
-    rows: NDArray[np.uint32]
-    """`[P]` which row of the bank holds the expert of each."""
+    """`[R]` the position of the pair in each row."""
+    places: Ints
+    """`[N x k]` the row of each pair."""
+
+    @property
+    def n_rows(self) -> int:
+        return int(self.starts[-1])
+
+    @property
+    def tiles(self) -> Ints:
+        """`[R / height]` which of `experts`, by its place there, each tile belongs to."""
+        return np.repeat(np.arange(len(self.experts)), np.diff(self.starts) // self.height)
 
 
 class Routes:
@@ -39,7 +55,7 @@ class Routes:
         ValueError: an expert number is outside the layer.
     """
 
-    def __init__(self, chosen: Ints, n_experts: int) -> None:
+    def __init__(self, chosen: NDArray[np.integer], n_experts: int) -> None:
         if chosen.size and not 0 <= int(chosen.min()) <= int(chosen.max()) < n_experts:
             raise ValueError(
                 f"the router chose experts {chosen.min()}..{chosen.max()} of a layer that has {n_experts}."
@@ -47,14 +63,16 @@ class Routes:
         self.n_tokens, self.k = chosen.shape
         self.n_experts = n_experts
         self._chosen = chosen
-        flat = chosen.reshape(-1)
-        self._order = np.argsort(flat.astype(np.uint16), kind="stable")  # 16 bits: a radix sort
-        self._starts = np.concatenate([[0], np.cumsum(np.bincount(flat, minlength=n_experts))])
+        self._counts = np.bincount(chosen.reshape(-1), minlength=n_experts)
+
+    @property
+    def n_pairs(self) -> int:
+        return int(self._chosen.size)
 
     @property
     def experts(self) -> list[int]:
         """Every expert that was chosen at least once, in ascending order, which is the order on disk."""
-        return [int(e) for e in np.flatnonzero(np.diff(self._starts))]
+        return [int(e) for e in np.flatnonzero(self._counts)]
 
     def hottest(self, tail_tokens: int) -> list[int]:
         """The experts of the last tokens, most often chosen first; of equals, the one chosen later."""
@@ -65,22 +83,27 @@ class Routes:
         used = np.flatnonzero(counts)
         return [int(e) for e in used[np.lexsort((-latest[used], -counts[used]))]]
 
-    def tiles(self, experts: Sequence[int], rows: Sequence[int], max_pairs: int) -> Iterator[Tile]:
-        """The pairs of some experts, at most max_pairs at a time.
+    def lay_out(self, experts: Sequence[int], height: int) -> Layout:
+        """Lay all pairs out.
 
         Args:
-            experts: expert numbers.
-            rows: for each, its row in the bank that will compute it.
-            max_pairs: bound on a tile, and so on the memory of one call.
+            experts: every one of `self.experts`, in the order they are to be computed.
+            height: rows of a tile.
         """
-        by_row = sorted(zip(rows, experts, strict=True))
-        pairs = [self._order[self._starts[e] : self._starts[e + 1]] for _, e in by_row]
-        if not pairs:
-            return
-        every = np.concatenate(pairs)
-        row_of = np.repeat(np.array([r for r, _ in by_row], dtype=np.uint32), [len(p) for p in pairs])
-        for at in range(0, len(every), max_pairs):
-            yield Tile(every[at : at + max_pairs], row_of[at : at + max_pairs])
+        order = np.array(experts, dtype=np.int64)
+        rank = np.zeros(self.n_experts, dtype=np.uint16)  # 16 bits: a radix sort
+        rank[order] = np.arange(len(order))
+        by_rank = np.argsort(rank[self._chosen.reshape(-1)], kind="stable")  # pairs in the order they are computed
+        counts = self._counts[order]
+        firsts = np.cumsum(counts) - counts
+        heights = -(-counts // height) * height
+        starts = np.concatenate([[0], np.cumsum(heights)])
+        rows = np.arange(self.n_pairs) + np.repeat(starts[:-1] - firsts, counts)  # where each of `by_rank` lies
+        pairs = np.repeat(by_rank[firsts], heights)
+        pairs[rows] = by_rank
+        places = np.empty_like(rows)
+        places[by_rank] = rows
+        return Layout(list(experts), height, starts, pairs, places)
 
 
 def groups(experts: Sequence[int], size: int) -> list[list[int]]:

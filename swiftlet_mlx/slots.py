@@ -100,10 +100,19 @@ class SlotPool:
             return self._mover.rows(slot)
         return [view[slot * size : (slot + 1) * size] for view, size in self._views]
 
-    def filled(self, slots: Sequence[int]) -> None:
-        """What was written into the rows of these slots is whole: what is evaluated from now on sees it."""
-        if self._mover is not None and slots:
-            self._mover.move(slots)
+    def filled(self, slots: Sequence[int], rows: Sequence[int] | None = None) -> mx.array | None:
+        """What was written into the rows of these slots is whole: what is evaluated from now on sees it.
+
+        Args:
+            slots: To be filled.
+            rows: With staging, the row each expert was written to; None for the one with the slot's number.
+
+        Returns:
+            With staging, an array that has been evaluated when those rows may be written again.
+        """
+        if self._mover is None or not slots:
+            return None
+        return self._mover.move(slots, rows)
 
     def lookup(self, experts: NDArray[np.uint32]) -> mx.array:
         """Slots of experts that are all resident, same shape, uint32.

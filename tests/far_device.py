@@ -29,12 +29,13 @@ def far_device() -> Iterator[list[list[int]]]:
         def move(inputs: list[mx.array], template: Any, output_shapes: Any, output_dtypes: Any, **_: Any) -> Any:
             staging, numbers, *sections = inputs
             mx.synchronize()
-            count, *slots = numbers.tolist()
-            assert count == len(slots)
+            count, *listed = numbers.tolist()
+            assert 2 * count == len(listed)
+            slots, rows = listed[:count], listed[count:]
             row_bytes = dict(template)["ROW"] * unit
             source = memoryview(staging)  # type: ignore[arg-type]
-            for slot in slots:
-                at = slot * row_bytes
+            for slot, row in zip(slots, rows, strict=True):
+                at = row * row_bytes
                 for section, end, size in zip(sections, accumulate(sizes), sizes, strict=True):
                     view = memoryview(section).cast("B")  # type: ignore[arg-type]
                     view[slot * size : (slot + 1) * size] = source[at + end - size : at + end]

@@ -18,7 +18,7 @@ from mlx_lm.models.cache import RotatingKVCache, make_prompt_cache
 from swiftlet_mlx import prefill as p
 from swiftlet_mlx.errors import ContextFull, MemoryFull
 from swiftlet_mlx.layer_major import LayerMajor, use_layer_major, use_stock_layers
-from swiftlet_mlx.routes import Ints, Routes, groups
+from swiftlet_mlx.routes import Layout, Routes, groups
 
 E, K, V = 16, 4, 96
 CONFIG = {
@@ -69,16 +69,22 @@ class Resident(nn.Module):
     def close(self) -> None:
         pass
 
-    def in_groups(self, routes: Routes, x: mx.array) -> Iterator[tuple[Ints, mx.array]]:
-        for group in groups(routes.experts, self._size):
-            self.asked += group
-            for tile in routes.tiles(group, group, 300):
-                rows = x[mx.array(tile.pairs // routes.k)][:, None]
-                idx = mx.array(tile.rows)
+    def arrange(self, routes: Routes) -> Layout:
+        self.layout = routes.lay_out(routes.experts, 1)
+        return self.layout
+
+    def compute(self, x: mx.array) -> Iterator[mx.array]:
+        starts = self.layout.starts.tolist()
+        experts = np.array(self.layout.experts, np.uint32)[self.layout.tiles]
+        for group in groups(range(len(self.layout.experts)), self._size):
+            self.asked += [self.layout.experts[i] for i in group]
+            for a in range(starts[group[0]], starts[group[-1] + 1], 300):
+                b = min(a + 300, starts[group[-1] + 1])
+                rows, idx = x[mx.array(self.layout.pairs[a:b] // K)][:, None], mx.array(experts[a:b])
                 up = self.glu.up_proj(rows, idx, sorted_indices=True)
                 gate = self.glu.gate_proj(rows, idx, sorted_indices=True)
                 y = self.glu.down_proj(self.glu.activation(up, gate), idx, sorted_indices=True)
-                yield tile.pairs, y.squeeze(-2)
+                yield y.squeeze(-2)
 
 
 def stock(kind: str, *, quantized: bool = True) -> Any:

@@ -24,21 +24,23 @@ def choices(draw: Any) -> tuple[np.ndarray, int]:
     return np.stack([rng.permutation(experts)[:k] for _ in range(n)]), experts
 
 
-@given(choices(), st.integers(1, 50), st.integers(1, 8))
-def test_tiles_of_all_groups_cover_each_pair_once_with_its_own_expert(
-    made: tuple[np.ndarray, int], max_pairs: int, size: int
+@given(choices(), st.sampled_from([1, 2, 3, 16]), st.randoms())
+def test_a_layout_holds_each_pair_once_in_tiles_of_one_expert(
+    made: tuple[np.ndarray, int], height: int, random: Any
 ) -> None:
     chosen, experts = made
     routes = Routes(chosen, experts)
-    flat, seen = chosen.reshape(-1), []
-    for group in groups(routes.experts, size):
-        rows = [(7 * e + 3) % 1009 for e in group]
-        for tile in routes.tiles(group, rows, max_pairs):
-            assert 0 < len(tile.pairs) <= max_pairs
-            assert list(tile.rows) == sorted(tile.rows), "a sorted gather needs its rows sorted"
-            assert [rows[group.index(int(e))] for e in flat[tile.pairs]] == list(tile.rows)
-            seen += tile.pairs.tolist()
-    assert sorted(seen) == list(range(flat.size))
+    order = routes.experts
+    random.shuffle(order)
+    layout = routes.lay_out(order, height)
+    assert layout.n_rows == len(layout.pairs) == height * len(layout.tiles)
+    assert np.array_equal(layout.pairs[layout.places], np.arange(chosen.size))
+    of_rows = [order[i] for i in np.repeat(layout.tiles, height)]
+    assert list(dict.fromkeys(of_rows)) == order, "in the order asked for, those of one expert side by side"
+    assert [int(e) for e in chosen.reshape(-1)[layout.pairs]] == of_rows, "fillers, too, are of their tile's expert"
+    for expert, start, stop in zip(order, layout.starts[:-1], layout.starts[1:], strict=True):
+        assert {order[i] for i in layout.tiles[start // height : stop // height]} == {expert}
+        assert 0 <= stop - start - int((chosen == expert).sum()) < height
 
 
 @given(st.lists(st.integers(), max_size=40), st.integers(1, 9))
@@ -93,17 +95,20 @@ def test_a_kept_promise_has_the_bits_of_the_layer_itself(dtype: mx.Dtype) -> Non
     assert mx.array_equal(promise.kept(y), layer(y, w, shared, h))
 
 
+@pytest.mark.parametrize("height", [1, 4])
 @pytest.mark.parametrize("results", ["pairs", "sums"])
-def test_results_put_in_any_order_keep_the_promise(results: str) -> None:
+def test_results_put_in_the_order_of_a_layout_keep_the_promise(results: str, height: int) -> None:
     y, w, shared, h = operands(mx.float32)
     promise = layer(Promise.of(y.shape, y.dtype), w, shared, h)
     assert isinstance(promise, Promise)
     weights = promise.weights
     assert weights is not None
-    into: Pairs | Sums = Pairs(18, 8, y.dtype) if results == "pairs" else Sums(weights.reshape(6, 3), 8)
+    chosen = np.stack([np.random.default_rng(n).permutation(7)[:3] for n in range(6)])
+    layout = Routes(chosen, 7).lay_out([5, 0, 3, 6, 1, 2, 4], height)
+    into: Pairs | Sums = Pairs(layout, 8, y.dtype) if results == "pairs" else Sums(layout, weights.reshape(6, 3), 8)
     flat = y.reshape(18, 8)
-    for part in np.array_split(np.random.default_rng(0).permutation(18), 4):
-        into.put(part, flat[mx.array(part.astype(np.uint32))])
+    for part in np.array_split(layout.pairs, 4):
+        into.put(flat[mx.array(part.astype(np.uint32))])
     out = into.take(promise, 0, (1, 6, 3))
     want = layer(y, w, shared, h)
     assert mx.array_equal(out, want) if results == "pairs" else mx.abs(out - want).max() < 1e-6
