@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from swiftlet_bench import report
+from swiftlet_bench import report, studies
 from swiftlet_bench.harness import (
     NotComparable,
     Setting,
@@ -24,6 +24,7 @@ from swiftlet_bench.harness import (
 from swiftlet_bench.report import ResultsError, Row
 
 ROOT = Path(__file__).parent.parent
+RESULTS = ROOT / "bench" / "results"
 SETTING = Setting(
     machine="some-chip-8gb-cpu", chip="Some Chip", system="Linux 6.1 x86_64", backend="cpu", device="cpu",
     memory_bytes=8 << 30, versions="mlx=1", commit="abc", engine="swiftlet-mlx", model="m.qpack", model_hash="0123",
@@ -208,26 +209,29 @@ def test_caches_are_ordered_by_size(tmp_path: Path) -> None:
     assert [line.split("|")[4].strip() for line in lines] == ["900 B", "70.0 kB", "5.00 MB"]
 
 
-def test_a_table_goes_between_the_markers_and_nowhere_else() -> None:
-    text = f"a\n{report.BEGIN}\nold\n{report.END}\nz\n"
-    assert report.put_between_markers(text, "new\n") == f"a\n{report.BEGIN}\nnew\n{report.END}\nz\n"
-    for wrong in ("", text + text, f"{report.END}{report.BEGIN}"):
-        with pytest.raises(ResultsError):
-            report.put_between_markers(wrong, "new")
+@pytest.mark.parametrize("name", ["results", "studies"])
+def test_a_table_goes_between_the_markers_and_nowhere_else(name: str) -> None:
+    begin, end = report.BEGIN.format(name), report.END.format(name)
+    text = f"a\n{begin}\nold\n{end}\nz\n"
+    assert report.put_between_markers(text, "new\n", name) == f"a\n{begin}\nnew\n{end}\nz\n"
+    for wrong in ("", text + text, f"{end}{begin}"):
+        with pytest.raises(ResultsError, match=name):
+            report.put_between_markers(wrong, "new", name)
 
 
 @pytest.mark.parametrize("page", ["bench/README.md", "README.md"])
 def test_the_pages_show_the_results_that_are_kept(page: str) -> None:
-    text = (ROOT / page).read_text()
-    if report.BEGIN not in text:
-        pytest.skip(f"{page} shows no table of results")
-    assert text == report.put_between_markers(text, report.results_table(ROOT / "bench" / "results")), (
-        f"run: python -m swiftlet_bench table --into {page}"
-    )
+    text = expected = (ROOT / page).read_text()
+    made = {"results": report.results_table(RESULTS), "studies": studies.tables(RESULTS)}
+    shown = [name for name in made if report.BEGIN.format(name) in text]
+    for name in shown:
+        expected = report.put_between_markers(expected, made[name], name)
+    assert shown
+    assert text == expected, f"run: python -m swiftlet_bench table --into {page}"
 
 
 def test_results_that_are_kept_are_readable_and_from_known_code() -> None:
-    files = sorted((ROOT / "bench" / "results").glob("*.csv"))
+    files = sorted(RESULTS.glob("*.csv"))
     assert files
     for path in files:
         rows = report.read_csv(path)

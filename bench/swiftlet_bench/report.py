@@ -31,7 +31,7 @@ QUANTITIES = (
 )  # fmt: skip
 SETTINGS = tuple(f.name for f in fields(Setting))
 COLUMNS = ("date", "case", *SETTINGS, "flags", *(f"{q}{end}" for q in QUANTITIES for end in ("", "_low", "_high")))
-BEGIN, END = "<!-- results: begin -->", "<!-- results: end -->"
+BEGIN, END = "<!-- {}: begin -->", "<!-- {}: end -->"
 SYNTHETIC = "synthetic (random weights)"
 _SAME = ("machine", "model", "engine", "cache_bytes", "page_cache")
 
@@ -172,16 +172,17 @@ def results_table(folder: Path) -> str:
     return head + "".join(_line(row, prompts.get((*key, row["date"], row["commit"]), row)) for key, row in ordered)
 
 
-def put_between_markers(text: str, table: str) -> str:
+def put_between_markers(text: str, table: str, name: str = "results") -> str:
     """A document with the table in its place.
 
     Raises:
-        ResultsError: the document does not have both markers once, in order.
+        ResultsError: the document does not have both markers of that name once, in order.
     """
-    if text.count(BEGIN) != 1 or text.count(END) != 1 or text.index(BEGIN) > text.index(END):
-        raise ResultsError(f"the document needs the lines {BEGIN} and {END} once, in this order")
-    before, rest = text.split(BEGIN)
-    return f"{before}{BEGIN}\n{table}{END}{rest.split(END)[1]}"
+    begin, end = BEGIN.format(name), END.format(name)
+    if text.count(begin) != 1 or text.count(end) != 1 or text.index(begin) > text.index(end):
+        raise ResultsError(f"the document needs the lines {begin} and {end} once, in this order")
+    before, rest = text.split(begin)
+    return f"{before}{begin}\n{table}{end}{rest.split(end)[1]}"
 
 
 def _line(row: Mapping[str, str], prompt: Mapping[str, str]) -> str:

@@ -1,4 +1,4 @@
-"""`table`: the README's table of results, made from the files of results."""
+"""`table`: the tables of results in README.md and on this page, made from the files of results."""
 
 from __future__ import annotations
 
@@ -21,15 +21,18 @@ def table(
     ] = None,
     check: Annotated[bool, typer.Option("--check", help="Change nothing; fail if the document differs.")] = False,
 ) -> None:
-    """Print the table of the newest results as Markdown, or put it into a document."""
-    from swiftlet_bench import report
+    """Print the newest results, and what studies have found on lent machines, as Markdown; or put them into a document,
+    between its markers."""
+    from swiftlet_bench import report, studies
 
-    made = report.results_table(results)
+    made = {"results": report.results_table(results), "studies": studies.tables(results)}
     if into is None:
-        console.write(made)
+        console.write("\n".join(part for part in made.values() if part))
         return
-    old = into.read_text()
-    new = report.put_between_markers(old, made)
+    old = new = into.read_text()
+    shown = [name for name in made if report.BEGIN.format(name) in old]
+    for name in shown or made:  # without any marker, what is missing is told
+        new = report.put_between_markers(new, made[name], name)
     if check and new != old:
         raise report.ResultsError(
             f"{into}: its table is not that of {results}; run `python -m swiftlet_bench table --into {into}`"
