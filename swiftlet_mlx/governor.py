@@ -1,6 +1,6 @@
-"""How much memory the slots should have: as much as helps, and less when the machine needs it.
+"""How much memory the slots should have: as much as helps, less when the machine needs it. And whether to read ahead.
 
-Two rules and what drives them. Pure decisions on numbers, tested without a clock; the drivers only measure and ask.
+Three rules and what drives them. Pure decisions on numbers, tested without a clock; the drivers only measure and ask.
 Invariant: no rule asks for less than its floor or more than its ceiling.
 """
 
@@ -19,6 +19,11 @@ WINDOW = 48  # steps a size is judged by, after as many to fill the new slots
 GROWTH = 1.25
 WORTH = 0.03  # of a step's time that a quarter more memory must save to be kept
 IDLE = 0.05  # share of a step spent waiting below which no memory can help noticeably
+
+TURN = 24  # steps
+TURNS = 3  # with reading ahead, and as many without
+PAYS = 0.02  # of a step's time that it must save
+AGAIN = 4096  # steps until it is tried anew: topics, machines and their other work change
 
 CALM_SECONDS = 30.0  # without pressure before the pool grows again
 PAUSE_SECONDS = 5.0  # between two changes: pressure takes a moment to show that it has gone
@@ -92,6 +97,61 @@ class Governor:
         before = self.search.size
         size = self.search.judge(typical, sum(waits) / len(waits))
         return size if size != before else None
+
+
+class Trial:
+    """Whether reading ahead pays on this machine: done and left out in turns, and kept up if it won each time.
+
+    Args:
+        stats: of the pools.
+        ready: whether step times mean anything yet.
+        clock: seconds.
+    """
+
+    def __init__(
+        self, stats: Stats, ready: Callable[[], bool] = lambda: True, clock: Callable[[], float] = time.perf_counter
+    ) -> None:
+        self.pays = False
+        self._stats, self._ready, self._clock = stats, ready, clock
+        self._times: list[float] = []  # typical step of each turn so far, every second one with reading ahead
+        self._steps: list[float] = []
+        self._last: float | None = None
+        self._waited = 0.0
+        self._rest = 0  # steps until the next trial
+
+    def __call__(self) -> bool:
+        """A step begins. Returns whether to read ahead in it."""
+        if self._rest:
+            self._rest -= 1
+            return self.pays
+        if not self._ready():
+            return False
+        now = self._clock()
+        if self._last is None:
+            self._waited = self._stats.wait_seconds
+        else:
+            self._steps.append(now - self._last)
+        self._last = now
+        if len(self._steps) == TURN:
+            self._judge()
+        return len(self._times) % 2 == 1 if not self._rest else self.pays
+
+    def _judge(self) -> None:
+        typical = median(self._steps)
+        waited, self._waited = self._stats.wait_seconds - self._waited, self._stats.wait_seconds
+        if not self._times and waited < IDLE * typical * TURN:
+            self._end(pays=False)  # nothing to win
+            return
+        self._times.append(typical)
+        self._steps.clear()
+        if len(self._times) == 2 * TURNS:
+            without, ahead = self._times[::2], self._times[1::2]
+            self._end(all(b < (1 - PAYS) * a for a, b in zip(without, ahead, strict=True)))
+
+    def _end(self, pays: bool) -> None:
+        self.pays, self._rest, self._last = pays, AGAIN, None
+        self._times.clear()
+        self._steps.clear()
 
 
 class Relief:

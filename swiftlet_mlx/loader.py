@@ -25,10 +25,10 @@ from .config import ModelConfig, for_mlx_lm, read_config
 from .defaults import read_json, stated_ends
 from .delta import chunked_by_default, use_chunked_delta
 from .errors import ConfigError, ModelNotFound, StreamingUnsupported
-from .governor import Governor, Search
+from .governor import Governor, Search, Trial
 from .layer_major import use_layer_major
 from .locate import find_model
-from .moe import overlap_shared_experts, stream
+from .moe import foresee, overlap_shared_experts, stream
 from .pools import Pools
 from .qpack import DENSE, Container
 from .read_threads import ReadThreads
@@ -268,6 +268,9 @@ class _Builder:
                 )
             stream(module, path, int(match[1]), pools)
         overlap_shared_experts(model)
+        if foresee(model, self.shape.top_k):
+            governor = pools.on_step
+            pools.foresight = Trial(pools.stats, lambda: not isinstance(governor, Governor) or governor.search.settled)
         if left:
             raise StreamingUnsupported(
                 f"{self.folder}: the files hold experts for layers {sorted(left)}, the model has none there. "

@@ -9,6 +9,8 @@ in waves, each pair by the same kernel on the same bytes.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, cast
 
 import mlx.core as mx
@@ -19,7 +21,7 @@ from numpy.typing import NDArray
 
 from ._compat import QuantizedSwitchLinear, SwitchLinear, infer_quant_config
 from .errors import StreamingUnsupported
-from .pools import Pools
+from .pools import Guess, Pools
 from .slots import EMPTY, SlotPool
 
 FEW = 256  # indices of a decode step, of one sequence or a batch: handled as a list, by far cheaper than np.unique
@@ -32,6 +34,7 @@ class Streamed:
     pool: SlotPool
     layer: int
     beside: Ahead | None = None
+    following: Router | None = None
 
     def __call__(self, x: mx.array, indices: mx.array) -> mx.array:
         """The routed experts' outputs.
@@ -50,23 +53,24 @@ class Streamed:
             return self._stock(x, indices)
         if indices.size > FEW:
             return self._many(x, indices)
-        experts = pools.choice(indices)  # host synchronisation
+        guess = self._guess(x) if pools.looking_ahead else None
+        experts = pools.choice(indices, guess)  # host synchronisation
         needed = list(dict.fromkeys(experts))
         if pools.recorder is not None:
             pools.recorder(self.layer, needed)
         if len(needed) > pool.n_slots:
             return self._in_waves(x, np.array(experts, np.uint32).reshape(indices.shape), needed)
-        reads = pools.begin(pool, needed)
-        claimed = None
-        if reads is not None:  # misses are being read
+        claimed = pools.begin(pool, needed)
+        if claimed is not None:  # misses are being read
             if self.beside is not None:
                 self.beside.start(x)  # the shared expert computes meanwhile
             if pools.may_wait_later(indices):
-                claimed = dict(reads.claims)  # the graph of what follows is built meanwhile
-            else:
+                pools.hand_over()
+            else:  # else the graph of what follows is built meanwhile
                 pools.wait()
+                claimed = None
         y = self._stock(x, pool.lookup_few(experts, indices.shape, claimed))
-        pools.hold(y)
+        pools.hold(y, pool)
         return y
 
     def _many(self, x: mx.array, indices: mx.array) -> mx.array:
@@ -77,7 +81,7 @@ class Streamed:
             return self._in_waves(x, experts, needed)
         self.pools.load(self.layer, needed)
         y = self._stock(x, self.pool.lookup(experts))
-        self.pools.hold(y)
+        self.pools.hold(y, self.pool)
         return y
 
     def _in_waves(self, x: mx.array, experts: NDArray[np.uint32], needed: list[int]) -> mx.array:
@@ -105,8 +109,25 @@ class Streamed:
         y = mx.concatenate(outputs)[mx.array(inverse)]
         return y.reshape(*experts.shape, y.shape[-1])
 
+    def _guess(self, x: mx.array) -> Guess | None:
+        """What the next streamed layer will probably choose for one token."""
+        router = self.following
+        if router is None or x.size != x.shape[-1] or self.pools.layers[router.layer].complete:
+            return None
+        scores = router.gate(x)
+        return Guess(router.layer, mx.argpartition(scores, kth=-router.top_k, axis=-1)[..., -router.top_k :])
+
     def _stock(self, x: mx.array, indices: mx.array) -> mx.array:
         return super().__call__(x, indices)  # type: ignore[misc, no-any-return]
+
+
+@dataclass(frozen=True, slots=True)
+class Router:
+    """The router of a streamed layer: a plain product whose largest outputs name its experts."""
+
+    layer: int
+    gate: nn.Module
+    top_k: int
 
 
 class Ahead:
@@ -238,6 +259,35 @@ def overlap_shared_experts(model: nn.Module) -> int:
                 object.__setattr__(streamed[0][1], "beside", shared)
                 n += 1
     return n
+
+
+def foresee(model: nn.Module, top_k: int) -> int:
+    """Let each streamed layer apply the router of the next one to what its own experts are given: a guess of what that
+    layer will choose, one layer early. Of models whose routers are plain products.
+
+    Args:
+        model: whose switch layers `stream` has replaced.
+        top_k: experts a token uses in a layer, 0 if unknown.
+
+    Returns:
+        How many layers have a guess to make.
+    """
+    routers: dict[int, Router] = {}
+    streamed: dict[int, Streamed] = {}
+    for _, block in model.named_modules():
+        for child in block.children().values():
+            if isinstance(child, Streamed):
+                streamed[child.layer] = child
+                gate, count = block.get("gate"), child.pool.table.expert_count
+                if type(gate) in (nn.Linear, nn.QuantizedLinear) and gate.weight.shape[0] == count and top_k:
+                    routers[child.layer] = Router(child.layer, gate, top_k)
+    layers = sorted(streamed)
+    found = 0
+    for layer, after in pairwise(layers):
+        if after in routers:
+            object.__setattr__(streamed[layer], "following", routers[after])
+            found += 1
+    return found
 
 
 def _given_the_same(block: nn.Module, routed: str, shared: str) -> bool:

@@ -5,18 +5,21 @@
 Whatever a streamed layer returned last is evaluated together with the next router choice (`read_back`, `choice`),
 before any slot changes hands. In the other direction: what reads a slot is not evaluated before the slot is filled.
 While a model builds the graph of a step and evaluates nothing (`building`), a layer's reads may therefore go on behind
-its back until the next read-back. Only the thread that owns the model may call anything here but `ask_for` and `limit`;
-read threads touch bytes alone. Residency belongs to one model instance: two models in one process share nothing.
+its back until the next read-back. What a later layer is guessed to need is read while the device computes and waited
+for like anything else: a wrong guess costs a read and nothing more. Only the thread that owns the model may call
+anything here but `ask_for` and `limit`; read threads touch bytes alone. Residency belongs to one model instance: two
+models in one process share nothing.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import wait as wait_for
 from contextlib import contextmanager
-from itertools import chain
+from dataclasses import dataclass
+from itertools import chain, cycle
 from typing import Any, TypeVar
 
 import mlx.core as mx
@@ -42,6 +45,14 @@ FILL_BYTES = 64 << 20  # one read of neighbouring experts when a layer is loaded
 PREFETCH_BYTES = 8 << 20  # the same in the background: a prompt that arrives waits for one of them
 
 
+@dataclass(frozen=True, slots=True)
+class Guess:
+    """What a layer will probably need: a lazy array of expert numbers."""
+
+    layer: int
+    experts: mx.array
+
+
 class Pools:
     """The slot pools, their source and their reads.
 
@@ -57,6 +68,7 @@ class Pools:
             read the router's choice back, too.
         plan: how memory was divided when the model was loaded.
         on_step: called before each decode step, if set; may return a number of bytes to ask for.
+        foresight: called before each decode step, if set; whether to read ahead in it.
         alone: set by an engine, which owns its model: nobody evaluates anything in the middle of a step, so a step's
             graph may be built on slots that are still being filled. A script that calls the model itself may have
             put anything in between (a tracer that evaluates what a block returns), so there it stays off.
@@ -67,16 +79,23 @@ class Pools:
         self.stats = Stats()
         self.plan: Plan | None = None
         self.on_step: Callable[[], int | None] | None = None
+        self.foresight: Callable[[], bool] | None = None
+        self.looking_ahead = False
         self.alone = False
         self.top_k = top_k
         self.first = min(n_slots)
-        self.staging = cuda.Staging() if backend() == "cuda" else None
-        self.layers = {layer: SlotPool(source.tables[layer], n, self.staging) for layer, n in n_slots.items()}
+        # in turns: what is read ahead for a layer must not wait for what is on its way to the layer before
+        self._staging = (cuda.Staging(), cuda.Staging()) if backend() == "cuda" else None
+        turns = cycle(self._staging or (None,))
+        self.layers = {layer: SlotPool(source.tables[layer], n_slots[layer], next(turns)) for layer in sorted(n_slots)}
         self.recorder: Callable[[int, list[int]], None] | None = None
         self._limit_of_numbers = max(pool.table.expert_count for pool in self.layers.values())
         self._threads = threads
-        self._readers: list[mx.array] = []
+        self._readers: list[tuple[SlotPool, mx.array]] = []
         self._open: Reads | None = None
+        self._guess: tuple[SlotPool, list[int]] | None = None
+        self._ahead: Reads | None = None  # of a guess
+        self._awaited: set[int] = set()  # guessed right
         self._building = False
         self._wanted = self._size = self.nbytes  # asked for, and what the pools were last set to
         self._limit: int | None = None
@@ -98,28 +117,37 @@ class Pools:
         """Host synchronisation: the router's choice as numbers, and with it everything that still reads a slot."""
         self._evaluate(indices)
         if self._open is not None:  # a pass over a prompt claims slots by itself, without `begin`
-            self._recover(self._open)
+            self._recover()
         return np.array(indices, copy=True).astype(np.uint32, copy=False)
 
-    def choice(self, indices: mx.array) -> list[int]:
-        """The same as a flat list: half the time for a token's experts."""
-        if self.staging is not None and cuda.fits_words(indices.size, self._limit_of_numbers):
-            words = cuda.pack(indices, self._limit_of_numbers)
-            self._evaluate(*words)
-            return cuda.unpack(words, indices.size, self._limit_of_numbers)
-        self._evaluate(indices)
-        rows: Any = indices.tolist()
-        for _ in range(indices.ndim - 1):
-            rows = list(chain.from_iterable(rows))
-        return rows  # type: ignore[no-any-return]
+    def choice(self, indices: mx.array, guess: Guess | None = None) -> list[int]:
+        """The same as a flat list: half the time for a token's experts.
 
-    def hold(self, output: mx.array) -> None:
-        """Remember an array whose graph reads slots, so that the next `read_back` evaluates it first."""
+        Args:
+            indices: the router's choice.
+            guess: what a later layer may need, to be read back in the same go.
+        """
+        arrays = [indices] if guess is None else [indices, guess.experts]
+        numbers: list[list[int]]
+        limit = self._limit_of_numbers
+        if self._staging is not None and all(cuda.fits_words(a.size, limit) for a in arrays):
+            words = [cuda.pack(a, limit) for a in arrays]
+            self._evaluate(*chain.from_iterable(words))
+            numbers = [cuda.unpack(w, a.size, limit) for w, a in zip(words, arrays, strict=True)]
+        else:
+            self._evaluate(*arrays)
+            numbers = [_flat(a) for a in arrays]
+        if guess is not None:
+            self._guess = self.layers[guess.layer], numbers[1]
+        return numbers[0]
+
+    def hold(self, output: mx.array, pool: SlotPool) -> None:
+        """Remember an array whose graph reads a pool's slots, so that the next `read_back` evaluates it first."""
         if output.nbytes > HOLD_BYTES:
             self.wait()
             mx.eval(output)
         else:
-            self._readers.append(output)
+            self._readers.append((pool, output))
 
     @contextmanager
     def building(self) -> Iterator[None]:
@@ -128,8 +156,7 @@ class Pools:
         try:
             yield
         except BaseException:
-            if self._open is not None:
-                self._recover(self._open)
+            self._recover()
             raise
         finally:
             self._building = False
@@ -139,7 +166,9 @@ class Pools:
         self.wait()
         if self._prefetching:
             self._end_prefetch()
-        mx.eval(*arrays, *self._readers)
+        if self._guess is not None:
+            self._read_ahead()
+        mx.eval(*arrays, *(output for _, output in self._readers))
         self._readers.clear()
         self.stats.read_backs += 1
 
@@ -156,12 +185,17 @@ class Pools:
         self.begin(self.layers[layer], experts)
         self.wait()
 
-    def begin(self, pool: SlotPool, experts: Sequence[int]) -> Reads | None:
-        """Start the reads of those that are missing; None if none is. `wait` must follow."""
+    def begin(self, pool: SlotPool, experts: Sequence[int]) -> Mapping[int, int] | None:
+        """Start the reads of those that are missing. `wait` must follow.
+
+        Returns:
+            The slots of the experts that are being read, None if all are there.
+        """
         if self._readers:
             raise RuntimeError("a slot would be overwritten while an unevaluated graph may read it")
         if self._open is not None:
-            self._recover(self._open)
+            self._recover()
+        coming = self._coming(pool, experts)
         pool.policy.use(experts)
         slots, stats = pool.slots, self.stats
         missing = [e for e in experts if slots[e] == EMPTY]
@@ -169,20 +203,54 @@ class Pools:
         stats.hits += len(experts) - len(missing)
         if not missing:
             return None
+        self._awaited = {e for e in missing if e in coming}
+        stats.foreseen += len(self._awaited)
+        wanted = [e for e in missing if e not in coming]
+        claimed = {e: coming[e] for e in self._awaited}
+        if wanted:
+            self._open = self._post(pool, wanted, experts)
+            claimed.update(self._open.claims)
+        return claimed
+
+    def _coming(self, pool: SlotPool, experts: Sequence[int]) -> dict[int, int]:
+        """The slots of a pool that are being filled on a guess."""
+        if self._ahead is None or self._ahead.pool is not pool:
+            return {}
+        coming = dict(self._ahead.claims)
+        if pool.n_slots < len({*experts, *coming}):  # what was guessed wrong is in the way
+            self.wait()
+            return {}
+        return coming
+
+    def _read_ahead(self) -> None:
+        """Start the reads of what the layer whose choice is about to be evaluated will probably need."""
+        assert self._guess is not None
+        (pool, experts), self._guess = self._guess, None
+        missing = [e for e in experts if pool.slots[e] == EMPTY]
+        if missing and len(experts) <= pool.n_slots and pool.direct and all(p is not pool for p, _ in self._readers):
+            self._ahead = self._post(pool, missing, experts)
+            self.stats.guessed += len(missing)
+
+    def _post(self, pool: SlotPool, wanted: Sequence[int], protected: Sequence[int]) -> Reads:
         if self._threads.closed:
             raise RuntimeError("the model's pools are closed: its experts can no longer be read")
         before = len(pool.policy.residents)
-        reads = self._open = Reads(pool, pool.claim(experts))
+        reads = Reads(pool, pool.claim(wanted, protected))
+        self.stats.evictions += before - len(pool.policy.residents)
         try:
-            stats.evictions += before - len(pool.policy.residents)
             for expert, slot in reads.claims:
                 self._threads.post(reads.read, self.source, expert, slot)
-            for _ in range(min(len(reads.claims), self._threads.count)):
-                reads.begun.get()  # once in the system's hands a read needs no turn with Python any more
         except BaseException:  # Ctrl-C: nobody may wait for reads that were never asked for
-            self._recover(reads)
+            self._give_up(reads)
             raise
         return reads
+
+    def hand_over(self) -> None:
+        """Wait until the reads that were begun are in the system's hands, where they need no turn with Python."""
+        reads = self._open
+        if reads is not None:
+            for _ in range(min(len(reads.claims), self._threads.count)):
+                reads.begun.get()
 
     def may_wait_later(self, indices: mx.array) -> bool:
         """Whether a layer may go on building on slots that are still being filled: one token a sequence, so that
@@ -195,18 +263,30 @@ class Pools:
         Raises:
             ReadFailed: the first failure; the slots of failed reads are given back empty.
         """
-        reads = self._open
-        if reads is None:
+        if self._open is None and self._ahead is None:
             return
         start = time.perf_counter()
-        while len(reads.results) < len(reads.claims):
-            reads.done.get()
+        for reads in (self._open, self._ahead):
+            if reads is not None:
+                while len(reads.results) < len(reads.claims):
+                    reads.done.get()
         self.stats.wait_seconds += time.perf_counter() - start
-        self._settle(reads)
+        self._settle()
 
-    def _settle(self, reads: Reads) -> None:
+    def _settle(self) -> None:
+        failure = None
+        for reads, awaited in ((self._open, None), (self._ahead, self._awaited)):
+            if reads is not None:
+                failure = self._enter(reads, awaited) or failure
+        self._open = self._ahead = None
+        self._awaited = set()
+        if failure is not None:
+            self._readers.clear()  # what was built on the slots that failed is nobody's
+            raise failure
+
+    def _enter(self, reads: Reads, awaited: Container[int] | None) -> BaseException | None:
+        """Enter what was read into the slot table; the failure, if one of those that are awaited failed."""
         pool, failure = reads.pool, None
-        self._open = None
         pool.filled([slot for _, slot, _, staging, error in reads.results if error is None and staging is None])
         for expert, slot, read_bytes, staging, error in reads.results:
             if error is None:
@@ -214,21 +294,29 @@ class Pools:
                 self.stats.read_bytes += read_bytes
                 if staging is not None:
                     pool.store_staged(slot, staging)
+            elif awaited is None or expert in awaited:
+                failure = failure or error
             pool.settle(expert, slot, ok=error is None)
-            failure = failure or error
-        if failure is not None:
-            self._readers.clear()  # what was built on the slots that failed is nobody's
-            raise failure
+        return failure
 
-    def _recover(self, reads: Reads) -> None:
+    def _recover(self) -> None:
         """A layer call was broken off (Ctrl-C) between `begin` and `wait`: end its reads, keep its slots."""
+        self._guess = None
+        if self._open is None and self._ahead is None:
+            return
         self._threads.drain()
-        read = {expert for expert, *_ in reads.results}
-        reads.results += [(e, slot, 0, None, InterruptedError()) for e, slot in reads.claims if e not in read]
+        for reads in (self._open, self._ahead):
+            if reads is not None:
+                _complete(reads)
         try:
-            self._settle(reads)
+            self._settle()
         except Exception:  # nobody waits for these experts any more
             pass
+
+    def _give_up(self, reads: Reads) -> None:
+        self._threads.drain()
+        _complete(reads)
+        self._enter(reads, ())
 
     # ---- while nothing else is read
 
@@ -240,7 +328,7 @@ class Pools:
         """
         for layer, pool in self.layers.items():
             experts = [e for e in wanted.get(layer, ()) if pool.slots[e] == EMPTY]
-            if pool.direct and self.staging is None:  # staging is for one layer at a time
+            if pool.direct and self._staging is None:  # staging is for one layer at a time
                 for run in neighbours(pool.claim(sorted(experts[: pool.n_free])), PREFETCH_BYTES // pool.table.stride):
                     self._prefetching.append(Run(pool, run))
         for read in self._prefetching:
@@ -270,6 +358,7 @@ class Pools:
 
     def before_step(self) -> None:
         """Called by the first streamed layer when a decode step reaches it: the moment for changes."""
+        self.looking_ahead = self.alone and self.foresight is not None and self.foresight()
         size = self.on_step() if self.on_step is not None else None
         if size is not None:
             self.ask_for(size)
@@ -291,11 +380,10 @@ class Pools:
             budget: bytes of all slots. While one layer's section is copied, memory holds it twice.
         """
         self._size = budget
-        if self._open is not None:
-            self._recover(self._open)
+        self._recover()
         if self._prefetching:
             self._end_prefetch()
-        mx.eval(*self._readers)  # graphs that still read the old arrays would keep them alive
+        mx.eval(*(output for _, output in self._readers))  # graphs that still read the old arrays would keep them alive
         self._readers.clear()
         tables = self.source.tables
         n_slots = split(tables, max(budget, minimum_bytes(tables, self.top_k)), self.top_k)
@@ -311,9 +399,9 @@ class Pools:
     def fill(self) -> None:
         """Load every layer whose pool holds all its experts, so that it never needs a read-back."""
         whole = [p for p in self.layers.values() if p.n_slots == p.table.expert_count and p.direct]
-        for pools in [whole] if self.staging is None else [[pool] for pool in whole]:
+        for pools in [whole] if self._staging is None else [[pool] for pool in whole]:
             self._fill(pools)
-            if self.staging is not None:
+            if self._staging is not None:
                 mx.synchronize()  # the next layer is read into the same rows
 
     def _fill(self, pools: Sequence[SlotPool]) -> None:
@@ -342,3 +430,16 @@ class Pools:
         """End the read threads and close the files."""
         self._threads.close()
         self.source.close()
+
+
+def _flat(indices: mx.array) -> list[int]:
+    rows: Any = indices.tolist()
+    for _ in range(indices.ndim - 1):
+        rows = list(chain.from_iterable(rows))
+    return rows  # type: ignore[no-any-return]
+
+
+def _complete(reads: Reads) -> None:
+    """Give a result to the claims whose reads were never asked for."""
+    read = {expert for expert, *_ in reads.results}
+    reads.results += [(e, slot, 0, None, InterruptedError()) for e, slot in reads.claims if e not in read]

@@ -10,7 +10,8 @@ class Stats:
     """Totals since the model was loaded. An expert counts once for each layer call that needs it.
 
     `reads` are read requests for one expert or for a run of neighbours; `read_bytes` counts section bytes, without
-    padding; `wait_seconds` is the time the engine thread stood still for reads; `read_backs` are host
+    padding; `guessed` experts were read before a layer asked for them, `foreseen` of them it then did ask for, and they
+    count as misses, too; `wait_seconds` is the time the engine thread stood still for reads; `read_backs` are host
     synchronisations on a router's choice.
     """
 
@@ -19,6 +20,8 @@ class Stats:
     evictions: int = 0
     reads: int = 0
     read_bytes: int = 0
+    guessed: int = 0
+    foreseen: int = 0
     read_backs: int = 0
     wait_seconds: float = 0.0
 

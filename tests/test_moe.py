@@ -221,7 +221,7 @@ def test_reads_are_issued_before_the_shared_expert_is_evaluated(folders: Any, mo
     order: list[str] = []
     begin, settle, start = model.pools.begin, model.pools._settle, Ahead.start
     monkeypatch.setattr(model.pools, "begin", lambda *a: (order.append("issue"), begin(*a))[1])
-    monkeypatch.setattr(model.pools, "_settle", lambda reads: (order.append("wait"), settle(reads))[1])
+    monkeypatch.setattr(model.pools, "_settle", lambda: (order.append("wait"), settle())[1])
     monkeypatch.setattr(Ahead, "start", lambda self, x: (order.append("shared"), start(self, x))[1])
     decode(model, TOKENS[:1])
     assert order == ["issue", "shared", "wait"] * 3

@@ -1,0 +1,301 @@
+"""Reading ahead on a guess: right, wrong, failed or broken off, it never changes an answer nor loses a slot."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+import pytest
+from far_device import far_device
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from mlx_lm.models.cache import make_prompt_cache
+from mlx_lm.utils import load_model
+from tiny import make_checkpoint
+
+from swiftlet_mlx.errors import ReadFailed
+from swiftlet_mlx.governor import AGAIN, PAYS, TURN, TURNS, Trial
+from swiftlet_mlx.loader import load_streamed
+from swiftlet_mlx.moe import Router, Streamed, foresee
+from swiftlet_mlx.prefill import prefill
+from swiftlet_mlx.slots import EMPTY
+from swiftlet_mlx.stats import Stats
+
+TOKENS = [1, 5, 9, 42, 7, 99, 3, 17, 64, 2, 88, 51, 5, 9, 1, 42]
+KINDS = ["qwen3_next", "qwen3_5_moe", "qwen3_moe"]
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    made: dict[str, Path] = {}
+
+    def folder(kind: str) -> Path:
+        if kind not in made:
+            shape = {"layers": 4, "hidden": 64}
+            made[kind] = make_checkpoint(tmp_path_factory.mktemp("ahead") / "model", kind=kind, bits=4, shape=shape)
+        return made[kind]
+
+    return folder
+
+
+@pytest.fixture(scope="module")
+def folder(folders: Callable[[str], Path]) -> Path:
+    return folders("qwen3_next")
+
+
+@pytest.fixture(scope="module")
+def stock(folder: Path) -> list[np.ndarray]:
+    return decode(load_model(folder)[0])
+
+
+def load(folder: Path, slots: int) -> Any:
+    model: Any = load_streamed(folder, cache_gb=1.0, threads=3)[0]
+    pools = model.pools
+    pools.resize(sum(slots * pool.table.payload_bytes for pool in pools.layers.values()))
+    assert {pool.n_slots for pool in pools.layers.values()} == {slots}
+    pools.alone, pools.foresight = True, lambda: True
+    return model
+
+
+def decode(model: Any, tokens: list[int] = TOKENS) -> list[np.ndarray]:
+    cache = make_prompt_cache(model)
+    return [np.array(model(mx.array([[token]]), cache=cache)[0, -1]) for token in tokens]
+
+
+def same(a: list[np.ndarray], b: list[np.ndarray]) -> bool:
+    return all(np.array_equal(x, y) for x, y in zip(a, b, strict=True))
+
+
+def check_table(model: Any) -> None:
+    """Every slot is free or holds, byte for byte, the expert the table names."""
+    assert model.pools._open is model.pools._ahead is None
+    for layer, pool in model.pools.layers.items():
+        residents = {e for e, slot in enumerate(pool.slots) if slot != EMPTY}
+        assert residents == pool.policy.residents
+        assert len(residents) + pool.n_free == pool.n_slots, "a slot was lost"
+        assert len({pool.slots[e] for e in residents}) == len(residents), "two experts in one slot"
+        for e in residents:
+            wanted = [bytearray(s.size) for s in pool.table.sections]
+            model.pools.source.read(layer, e, [[memoryview(b) for b in wanted]])
+            assert [bytes(row) for row in pool.rows(pool.slots[e])] == [bytes(b) for b in wanted]
+
+
+@pytest.mark.parametrize("far", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_answers_are_those_of_stock(folders: Callable[[str], Path], kind: str, far: bool) -> None:
+    folder = folders(kind)
+    expected = decode(load_model(folder)[0])
+    for slots in (1, 2, 3, 7):
+        with far_device() if far else nullcontext():
+            model = load(folder, slots)
+        assert same(decode(model), expected)
+        stats = model.pools.stats
+        if slots in (2, 3):
+            assert stats.guessed >= stats.foreseen > 0
+        assert stats.reads >= stats.misses - stats.foreseen
+        model.pools.close()
+
+
+def test_layers_that_hold_all_their_experts_are_not_guessed_for(folder: Path, stock: list[np.ndarray]) -> None:
+    model = load(folder, 8)
+    assert same(decode(model), stock)
+    assert model.pools.stats.guessed == 0
+    model.pools.close()
+
+
+def test_only_wrong_guesses_cost_reads_and_nothing_else(folder: Path, stock: list[np.ndarray]) -> None:
+    model = load(folder, 3)
+    last: list[mx.array] = []
+
+    class Contrary(nn.Module):
+        """Names the experts that a router wants least."""
+
+        def __init__(self, gate: nn.Module) -> None:
+            super().__init__()
+            object.__setattr__(self, "gate", gate)
+
+        def __call__(self, x: mx.array) -> mx.array:
+            last.append(x)
+            return -self.gate(x)
+
+    for module in model.modules():
+        if isinstance(module, Streamed) and module.following is not None:
+            router = module.following
+            object.__setattr__(module, "following", Router(router.layer, Contrary(router.gate), router.top_k))
+    assert same(decode(model), stock)
+    assert last
+    assert model.pools.stats.guessed > 3 * model.pools.stats.foreseen
+    check_table(model)
+    model.pools.close()
+
+
+def test_what_was_read_ahead_is_read_once(folder: Path) -> None:
+    model = load(folder, 7)
+    reads: list[tuple[int, int]] = []
+    read = model.pools.source.read
+    model.pools.source.read = lambda layer, first, rows: (reads.append((layer, first)), read(layer, first, rows))[1]
+    before = model.pools.stats.copy()
+    decode(model, TOKENS[:1])
+    done = model.pools.stats.since(before)
+    assert len(reads) == len(set(reads)) == done.reads == done.misses + done.guessed - done.foreseen
+    model.pools.close()
+
+
+@pytest.mark.parametrize("every", [2, 3, 5, 7])
+def test_a_failed_guess_is_an_error_only_where_it_was_right(
+    folder: Path, stock: list[np.ndarray], every: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = load(folder, 3)
+    read, calls = model.pools.source.read, 0
+
+    def fails(layer: int, first: int, rows: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls % every == 0:
+            for row in rows:
+                for view in row:
+                    view[:] = b"\xff" * len(view)
+            raise ReadFailed("a bad block")
+        return read(layer, first, rows)
+
+    for _ in range(4):
+        monkeypatch.setattr(model.pools.source, "read", fails)
+        try:
+            assert same(decode(model), stock)
+        except ReadFailed:
+            pass
+        monkeypatch.setattr(model.pools.source, "read", read)
+        assert same(decode(model), stock)
+        check_table(model)
+    model.pools.close()
+
+
+@pytest.mark.parametrize("calls", range(1, 30, 4))
+def test_a_step_broken_off_anywhere_leaves_a_usable_model(
+    folder: Path, stock: list[np.ndarray], calls: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = load(folder, 3)
+    threads, post, n = model.pools._threads, model.pools._threads.post, 0
+
+    def broken_off(*given: Any) -> None:
+        nonlocal n
+        n += 1
+        if n == calls:
+            raise KeyboardInterrupt
+        post(*given)
+
+    monkeypatch.setattr(threads, "post", broken_off)
+    with pytest.raises(KeyboardInterrupt):
+        decode(model)
+    assert same(decode(model), stock)
+    check_table(model)
+    model.pools.close()
+
+
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    steps=st.lists(
+        st.sampled_from(["ahead", "not", "smaller", "larger", "prompt", "engine", "script"]), min_size=4, max_size=12
+    ),
+    slots=st.integers(1, 7),
+)
+def test_any_course_of_things_gives_the_answers_of_stock(walked: tuple[Any, Any], steps: list[str], slots: int) -> None:
+    model, plain = walked
+    pools = model.pools
+    size = sum(pool.table.payload_bytes for pool in pools.layers.values())
+    pools.resize(slots * size)
+    own, cache = make_prompt_cache(model), make_prompt_cache(plain)
+    for n, step in enumerate(steps):
+        if step in ("ahead", "not"):
+            pools.foresight = lambda step=step: step == "ahead"
+        elif step in ("smaller", "larger"):
+            pools.ask_for(size * (2 if step == "smaller" else 6))
+        elif step == "prompt":
+            tokens = TOKENS[: 3 + n]
+            prefill(model, tokens, own)
+            plain(mx.array([tokens]), cache=cache)
+        else:
+            pools.alone = step == "engine"
+        token = mx.array([[TOKENS[n]]])
+        assert np.array_equal(np.array(model(token, cache=own)), np.array(plain(token, cache=cache)))
+    pools.wait()
+    check_table(model)
+
+
+@pytest.fixture(scope="module")
+def walked(folder: Path) -> Iterator[tuple[Any, Any]]:
+    model = load(folder, 3)
+    yield model, load_model(folder)[0]
+    model.pools.close()
+
+
+def test_routers_that_are_no_plain_product_are_left_alone(folder: Path) -> None:
+    model = load(folder, 3)
+    assert foresee(model, 2) == 3
+    for block in (m for m in model.modules() if "gate" in m.children()):
+        block.gate = nn.Sequential(block.gate)
+    for module in model.modules():
+        if isinstance(module, Streamed):
+            object.__setattr__(module, "following", None)
+    assert foresee(model, 2) == 0
+    assert foresee(model, 0) == 0
+    model.pools.close()
+
+
+# ---- whether it pays -----------------------------------------------------------------------------------------------
+
+
+def run(seconds: Callable[[bool], float], wait: float, steps: int, ready: Callable[[], bool] = lambda: True) -> Any:
+    """A trial over steps that last as long as `seconds` says. Returns it and what it decided for each step."""
+    stats, now = Stats(), 0.0
+    trial = Trial(stats, ready, lambda: now)
+    said = []
+    for _ in range(steps):
+        said.append(trial())
+        now += seconds(said[-1])
+        stats.wait_seconds += wait
+    return trial, said
+
+
+def test_reading_ahead_is_kept_where_it_wins_every_turn() -> None:
+    trial, said = run(lambda ahead: 0.9 if ahead else 1.0, 0.3, 2 * TURNS * TURN + 500)
+    assert trial.pays
+    assert all(said[-400:])
+    assert sum(said[: 2 * TURNS * TURN]) in range(TURNS * TURN - 1, TURNS * TURN + 2)
+
+
+@pytest.mark.parametrize("gain", [0.5 * PAYS, 0.0, -0.1])
+def test_it_is_left_out_where_it_does_not(gain: float) -> None:
+    trial, said = run(lambda ahead: 1.0 - gain if ahead else 1.0, 0.3, 2 * TURNS * TURN + 500)
+    assert not trial.pays
+    assert not any(said[-400:])
+
+
+def test_it_is_not_even_tried_where_nothing_is_waited_for() -> None:
+    trial, said = run(lambda ahead: 0.5 if ahead else 1.0, 0.01, 3 * TURN)
+    assert not trial.pays
+    assert not any(said)
+
+
+def test_it_is_not_tried_before_step_times_mean_anything_and_tried_again_later() -> None:
+    assert not any(run(lambda ahead: 1.0, 0.5, 3 * TURN, lambda: False)[1])
+    _, said = run(lambda ahead: 1.1 if ahead else 1.0, 0.3, AGAIN + 4 * TURNS * TURN)
+    assert any(said[AGAIN:])
+
+
+def test_one_slow_turn_among_them_is_not_enough() -> None:
+    turns = iter([1.0, 0.9, 1.0, 1.1, 1.0, 0.9])
+    now: dict[str, Any] = {"n": 0, "cost": next(turns)}
+
+    def seconds(ahead: bool) -> float:
+        now["n"] += 1
+        if now["n"] % TURN == 0:
+            now["cost"] = next(turns, 1.0)
+        return float(now["cost"])
+
+    assert not run(seconds, 0.3, 2 * TURNS * TURN + 10)[0].pays
