@@ -6,6 +6,7 @@ import json
 import re
 import shlex
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from bench_models import tiny
 from swiftlet_bench import page, plot, rates, shapes
 from swiftlet_bench.cli import app
 from swiftlet_bench.rates import Rates
+from swiftlet_bench.timeline import Span, Timeline
 from typer.main import get_command
 
 from swiftlet_mlx.cli import left_open
@@ -139,6 +141,20 @@ def test_bench_predicts_with_assumed_and_measured_hits(
     assert "seconds a token = " in text
 
 
+def test_the_timeline_of_a_token_adds_up(container: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["timeline", str(container), "--cache-gb", "0.00012", "--max-tokens", "12", "--json"]
+    said = json.loads(command(capsys, *words))
+    spans, seconds = said["spans"], said["seconds"]
+    layers = 4
+    assert sum(span["kind"] == "evaluate" for span in spans) >= layers
+    assert all(0 <= span["start"] <= span["end"] <= seconds for span in spans)
+    mine = sorted((s["start"], s["end"]) for s in spans if s["kind"] != "read")
+    assert all(end <= start for (_, end), (start, _) in pairwise(mine))  # the engine thread does one thing at a time
+    parts = ("evaluating", "waiting for reads", "host work and the rest")
+    assert sum(said["sums"][name] for name in parts) == pytest.approx(seconds)
+    assert command(capsys, *words[:-2], "5", code=2).startswith("Usage")
+
+
 def shown_commands() -> list[str]:
     text = (Path(__file__).parent.parent / "bench" / "README.md").read_text()
     blocks = re.findall(r"```sh\n(.*?)```", text, re.DOTALL)
@@ -174,7 +190,11 @@ def test_pictures_are_drawn_or_the_extra_is_named(container: Path, tmp_path: Pat
         return
     plot.page(rows, tmp_path / "a.svg")
     plot.cache_curve(rows[:1], tmp_path / "b.svg")
-    for name in ("a.svg", "b.svg"):
+    token = Timeline(
+        0.003, (Span("evaluate", 0.0, 0.001, 0), Span("wait", 0.001, 0.002, 0), Span("read", 0.0, 0.002, 0))
+    )
+    plot.timeline(rows[0].setting, token, tmp_path / "c.svg")
+    for name in ("a.svg", "b.svg", "c.svg"):
         assert "random weights" in (tmp_path / name).read_text()
     with pytest.raises(OptionError, match="svg"):
         plot.prefill_curve(rows, tmp_path / "a.nonsense")

@@ -52,9 +52,9 @@ def test_a_healthy_machine_is_found_healthy(container: Path, checkpoint: Path) -
     assert doctor.check_versions().verdict == "ok"
     assert doctor.check_memory().verdict in ("ok", "warn")
     assert doctor.check_host_writes(CPU).verdict == "ok"
-    assert doctor.check_slot_reuse(container, CPU, 24).verdict == "ok"
+    assert doctor.check_slot_reuse(container, CPU, 12).verdict == "ok"
     for folder in (container, checkpoint):
-        found = doctor.check_oracle(folder, CPU, 16)
+        found = doctor.check_oracle(folder, CPU, 6)
         assert found.verdict == "ok", found
         assert "bit by bit" in found.said
     assert mx.default_device() == CPU
@@ -109,9 +109,9 @@ def test_a_confused_slot_table_is_found_by_reuse_and_by_the_oracle(
     container: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(doctor, "_smallest_gb", lambda folder, waves=True: 0.00004)  # two slots a layer
-    assert doctor.check_slot_reuse(container, CPU, 24).verdict == "ok"
+    assert doctor.check_slot_reuse(container, CPU, 8).verdict == "ok"
     confuse_slots(monkeypatch)
-    reuse, oracle = doctor.check_slot_reuse(container, CPU, 24), doctor.check_oracle(container, CPU, 8)
+    reuse, oracle = doctor.check_slot_reuse(container, CPU, 8), doctor.check_oracle(container, CPU, 3)
     assert (reuse.verdict, oracle.verdict) == ("wrong", "wrong")
     assert "differs" in reuse.said
     assert "report" in reuse.advice
@@ -129,7 +129,7 @@ def test_slots_that_are_overwritten_too_early_are_found(container: Path, monkeyp
         stock(self, indices)
 
     monkeypatch.setattr(loader.Pools, "_evaluate", late)
-    found = doctor.run(lambda: doctor.check_slot_reuse(container, CPU, 24), "reuse")
+    found = doctor.run(lambda: doctor.check_slot_reuse(container, CPU, 8), "reuse")
     assert found.verdict == "wrong"
 
 
@@ -196,8 +196,10 @@ def test_doctor_ends_with_a_block_to_share_and_a_plain_verdict(
     container: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(doctor, "check_oracle", fine)
+    monkeypatch.setattr(command, "QUICK_TOKENS", 12)
     code, out, err = doctored(capsys, str(container), "--quick", "--quiet")
     assert code == 0
+    assert "12 tokens" in out
     assert out.startswith("```\nswiftlet-mlx doctor")
     assert out.endswith("```\n")
     assert out.count("ok   ") == 5

@@ -15,7 +15,7 @@ import typer
 from swiftlet_mlx.cli import bench as page
 from swiftlet_mlx.cli.run import run
 
-from .commands import contest, curve, disk, forecast, make, one, table
+from .commands import contest, curve, disk, forecast, make, moments, one, table
 
 app = typer.Typer(
     name="swiftlet_bench",
@@ -32,6 +32,7 @@ app.command("compare", epilog=contest.EXAMPLE)(contest.compare)
 app.command("io", epilog=disk.EXAMPLE)(disk.io)
 app.command("predict", epilog=forecast.EXAMPLE)(forecast.predict)
 app.command("synthetic", epilog=make.EXAMPLE)(make.synthetic)
+app.command("timeline", epilog=moments.EXAMPLE)(moments.timeline)
 app.command("table", epilog=table.EXAMPLE)(table.table)
 app.command("one", epilog=one.EXAMPLE)(one.one)
 

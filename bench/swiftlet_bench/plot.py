@@ -11,7 +11,9 @@ from typing import Any
 
 from swiftlet_mlx.errors import OptionError
 
+from .harness import Setting
 from .report import SYNTHETIC, Row
+from .timeline import Timeline
 
 
 def cache_curve(rows: Sequence[Row], path: Path) -> None:
@@ -20,7 +22,7 @@ def cache_curve(rows: Sequence[Row], path: Path) -> None:
     Raises:
         OptionError: matplotlib is not installed, or the file's type is unknown to it.
     """
-    figure, (axes,) = _begin(rows, 1)
+    figure, (axes,) = _begin(rows[0].setting, 1)
     axes.set_xlabel("experts in memory, GB")
     axes.set_ylabel("decode, tok/s")
     x = [row.setting.cache_bytes / 1e9 for row in rows]
@@ -43,8 +45,34 @@ def prefill_curve(rows: Sequence[Row], path: Path) -> None:
         OptionError: see `cache_curve`; or there are no prefill cases.
     """
     read = _read(rows)
-    figure, (axes,) = _begin(rows, 1)
+    figure, (axes,) = _begin(rows[0].setting, 1)
     _prefill(axes, read)
+    _save(figure, path)
+
+
+def timeline(setting: Setting, token: Timeline, path: Path) -> None:
+    """One token: the engine thread above, the read threads below it.
+
+    Raises:
+        OptionError: see `cache_curve`.
+    """
+    figure, (axes,) = _begin(setting, 1)
+    ms = 1e3
+    axes.broken_barh([(0, ms * token.seconds)], (-0.4, 0.8), facecolors="0.85", label="host work and the rest")
+    colors = {"evaluate": "tab:blue", "wait": "tab:red", "read": "tab:green"}
+    names = {"evaluate": "evaluating", "wait": "waiting for reads", "read": "reading"}
+    rows = 1 + max((span.thread + 1 for span in token.spans if span.kind == "read"), default=0)
+    for kind, color in colors.items():
+        for row in range(rows):
+            mine = [s for s in token.spans if s.kind == kind and (s.thread + 1 if kind == "read" else 0) == row]
+            bars = [(ms * s.start, ms * (s.end - s.start)) for s in mine]
+            label = names[kind] if row == (kind == "read") else None
+            axes.broken_barh(bars, (row - 0.4, 0.8), facecolors=color, label=label)
+    axes.set_yticks(range(rows), ["engine", *(f"read thread {n + 1}" for n in range(rows - 1))], fontsize=8)
+    axes.invert_yaxis()
+    axes.set_xlim(0, ms * token.seconds)
+    axes.set_xlabel("milliseconds of one token")
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.15), ncols=4, fontsize=8)
     _save(figure, path)
 
 
@@ -55,7 +83,7 @@ def page(rows: Sequence[Row], path: Path) -> None:
         OptionError: see `prefill_curve`.
     """
     read = _read(rows)
-    figure, (upper, lower) = _begin(rows, 2)
+    figure, (upper, lower) = _begin(rows[0].setting, 2)
     _prefill(upper, read)
     row = next(row for row in rows if "wait_seconds_per_token" in row.values)
     whole, waiting = 1e3 / row["decode_tokens_per_second"], 1e3 * row["wait_seconds_per_token"]
@@ -85,7 +113,7 @@ def _prefill(axes: Any, read: Sequence[Row]) -> None:
     axes.set_ylabel("prefill, tok/s")
 
 
-def _begin(rows: Sequence[Row], n: int) -> tuple[Any, list[Any]]:
+def _begin(setting: Setting, n: int) -> tuple[Any, list[Any]]:
     try:
         from matplotlib.figure import Figure
     except ImportError:
@@ -93,7 +121,7 @@ def _begin(rows: Sequence[Row], n: int) -> tuple[Any, list[Any]]:
     figure = Figure(figsize=(7, 4 + 2 * (n - 1)), layout="constrained")
     parts = figure.subplots(n, 1, squeeze=False, height_ratios=[3, *[1] * (n - 1)])
     axes = [part for (part,) in parts]
-    s = rows[0].setting
+    s = setting
     name = f"{s.model}, {SYNTHETIC}" if s.synthetic else s.model
     axes[0].set_title(f"{name}\n{s.chip}, {s.backend}, page cache {s.page_cache}, n = {s.n}", fontsize=9)
     axes[0].grid(alpha=0.3)

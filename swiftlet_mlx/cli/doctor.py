@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 EXAMPLE = "Example: swiftlet-mlx doctor --quick"
 SAMPLE_BYTES = 10**9
 ROUNDS = 3
+TOKENS, QUICK_TOKENS = 200, 64  # said with few slots and with all
 MARKS = {"ok": "ok   ", "warn": "NOTE ", "wrong": "WRONG", "skipped": "-    "}
 
 
@@ -72,7 +73,7 @@ def _findings(model: str, quick: bool, quiet: bool) -> Iterator[Finding]:
     from swiftlet_mlx.locate import find_model
 
     folder = find_model(model)
-    n_tokens = 64 if quick else 200
+    n_tokens = QUICK_TOKENS if quick else TOKENS
     yield checks.check_versions()
     yield checks.check_memory()
     for device in checks.devices():
