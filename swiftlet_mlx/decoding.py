@@ -16,7 +16,7 @@ from typing import Any, cast
 
 import mlx.core as mx
 
-from .sampling import Sampler, Sampling
+from .sampling import Sampler, Sampling, best
 from .timeline import Timeline
 
 Processor = Callable[[list[int], mx.array], mx.array]
@@ -115,14 +115,14 @@ def waits_for_host(model: Any) -> bool:
 def _report(logits: mx.array, choice: mx.array, n_top: int) -> tuple[mx.array, mx.array, mx.array]:
     scores = logits.astype(mx.float32)
     scores = scores - mx.logsumexp(scores)
-    best = mx.argsort(-scores)[: min(n_top, scores.shape[-1])]
-    return scores[choice], best, scores[best]
+    top = best(scores, min(n_top, scores.shape[-1])) if n_top else mx.zeros((0,), dtype=mx.uint32)
+    return scores[choice], top, scores[top]
 
 
 def _read_back(step: _Step) -> Token:
     token = cast("int", step.choice.item())
     if step.report is None:
         return Token(token)
-    own, best, others = step.report
-    top = zip(cast("list[int]", best.tolist()), cast("list[float]", others.tolist()), strict=True)
+    own, ids, others = step.report
+    top = zip(cast("list[int]", ids.tolist()), cast("list[float]", others.tolist()), strict=True)
     return Token(token, cast("float", own.item()), tuple(top))

@@ -12,7 +12,7 @@ import pytest
 
 from swiftlet_mlx.defaults import INSTRUCT, THINKING, read_json, sampling_defaults, stated_ends
 from swiftlet_mlx.errors import ConfigError, SamplingError
-from swiftlet_mlx.sampling import Sampler, Sampling
+from swiftlet_mlx.sampling import Sampler, Sampling, best
 
 V = 40
 LOGITS = mx.random.normal((V,), key=mx.random.key(7)) * 3
@@ -56,6 +56,46 @@ def test_exactly_the_tokens_the_filters_let_through_come(options: dict[str, Any]
     seen = set(draws(seed=3, **options))
     assert seen <= set(may)
     assert {token for token, share in may.items() if share > 0.03} <= seen
+
+
+@pytest.mark.parametrize("n", [7, 512 * 12, 512 * 12 + 1, 9_999])
+@pytest.mark.parametrize("values", ["apart", "tied", "impossible"])
+def test_the_best_are_found_without_sorting_all(n: int, values: str) -> None:
+    scores = mx.random.normal((n,), key=mx.random.key(n))
+    if values == "tied":
+        scores = mx.round(scores)
+    elif values == "impossible":
+        scores = mx.where(mx.arange(n) % 600 == 3, scores, -math.inf)
+    plain = np.array(scores.tolist())
+    for k in (1, 3):
+        found = best(scores, k).tolist()
+        assert len(set(found)) == k
+        assert plain[found].tolist() == sorted(plain.tolist(), reverse=True)[:k]
+
+
+def test_a_draw_reads_nothing_back() -> None:
+    """In a function that is being vectorised, any look at a number raises."""
+    options = Sampling(temperature=0.7, top_k=3, top_p=0.9, min_p=0.1, seed=3, presence_penalty=1.0, min_tokens=9,
+                       repetition_penalty=1.1, logit_bias={3: 1.0})  # fmt: skip
+    logits = mx.random.normal((7000,), key=mx.random.key(7))
+    expected = Sampler(options, 7000, (5,)).draw(logits).item()
+    with pytest.raises(ValueError, match="not allowed"):
+        mx.vmap(lambda row: mx.array(int(row.sum())))(logits[None])
+    assert mx.vmap(Sampler(options, 7000, (5,)).draw)(logits[None]).tolist() == [expected]
+
+
+def test_a_large_vocabulary_is_sampled_as_a_plain_sort_would() -> None:
+    """Same key, same candidates in the same order: the same tokens as by sorting all of it."""
+    logits = mx.random.normal((30_000,), key=mx.random.key(1)) * 3
+    sampler = Sampler(Sampling(temperature=0.8, top_k=5, top_p=0.9, min_p=0.05, seed=4), 30_000)
+    key, order = mx.random.key(4), mx.argsort(-logits)[:5]
+    scores = logits[order]
+    scores = (scores - scores[0]) * (1.0 / 0.8)
+    p = mx.softmax(scores)
+    scores = mx.where((mx.cumsum(p) - p < 0.9) & (scores >= math.log(0.05)), scores, -math.inf)
+    for _ in range(20):
+        key, own = mx.random.split(key)
+        assert sampler.draw(logits).item() == order[mx.random.categorical(scores, key=own)].item()
 
 
 def test_frequencies_follow_the_probabilities() -> None:
@@ -137,6 +177,12 @@ def test_end_tokens_are_held_back_until_the_minimum() -> None:
     found = draws(6, eos=(best, 10**9), min_tokens=3)
     assert best not in found[:3]
     assert found[3:] == [best] * 3
+
+
+def test_where_a_constraint_leaves_only_the_end_it_may_come() -> None:
+    only_end = mx.where(mx.arange(V) == 7, 0.0, -math.inf)
+    assert draws(2, logits=only_end, eos=(7,), min_tokens=9) == [7, 7]
+    assert draws(2, logits=only_end, eos=(7,), min_tokens=9, temperature=1.0, top_k=5) == [7, 7]
 
 
 # ---- ranges ------------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 from mlx_lm.models.cache import ArraysCache, KVCache, RotatingKVCache, make_prompt_cache
-from talkers import fresh_logits, random_model
+from talkers import Scripted, fresh_logits, random_model
 
 from swiftlet_mlx.timeline import PrefixStore, Timeline
 
@@ -218,15 +218,23 @@ def test_shared_arrays_count_once() -> None:
     assert store_with(model, origin, fork).nbytes <= alone + apart - marks
 
 
-def test_two_hundred_turns_stay_within_the_budget() -> None:
-    model = random_model()
-    store = PrefixStore(400_000)
+def test_two_hundred_turns_stay_within_the_budget_and_hold_what_was_said() -> None:
+    """Caches that hold the tokens themselves and their sum, so that each turn can be looked into."""
+    model = Scripted([[1]], eos=2)
+    store = PrefixStore(7_000)
     ids: list[int] = []
     for turn in range(200):
         ids = [*ids[-60:], turn % 350, 3] if len(ids) > 120 else [*ids, turn % 350, 3]
         timeline = store.take(ids) or Timeline(make_prompt_cache(model))
-        feed(model, timeline, ids[len(timeline) :])
+        assert timeline.ids == ids[: len(timeline)]
+        assert len(timeline) < len(ids)
+        rest = ids[len(timeline) :]
+        model(mx.array([rest]), cache=timeline.caches)
+        timeline.fed(rest)
         timeline.checkpoint()
+        keys, sums = timeline.caches
+        assert keys.state[0][0, 0, : len(ids), 0].tolist() == ids
+        assert sums[0].item() == sum(ids)
         store.put(timeline)
-        assert store.nbytes <= 400_000
-    assert near(feed(model, fed(model, ids), [1]), fresh_logits(model, [*ids, 1]))
+        assert store.nbytes <= 7_000
+    assert len(store) > 1, "more than the last one fits"
