@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import signal
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 EXAMPLE = 'Example: swiftlet-mlx chat demo "What is the capital of Spain?" "And what about France?"'
 
 
+@options.sampled()
 def chat(
     model: Annotated[str, typer.Argument(metavar="[MODEL]", help="Container, checkpoint folder or name.")] = "demo",
     turns: Annotated[list[str] | None, typer.Argument(metavar="[TURN]...", help="Answer these and exit.")] = None,
@@ -33,13 +35,7 @@ def chat(
     cache_gb: options.CacheGb = None,
     io: options.Io = "auto",
     warm: options.Warm = True,
-    temp: options.Temp = None,
-    top_p: options.TopP = None,
-    top_k: options.TopK = None,
-    min_p: options.MinP = None,
-    presence_penalty: options.PresencePenalty = None,
-    frequency_penalty: options.FrequencyPenalty = None,
-    seed: options.Seed = None,
+    sampling: dict[str, Any] = {},  # noqa: B006 - given by the decorator, never changed
     quiet: options.Quiet = False,
     trust_remote_code: options.TrustRemoteCode = False,
 ) -> None:
@@ -58,19 +54,15 @@ def chat(
 
     if " " in model and not Path(model).exists():
         raise OptionError(f'{model!r} is no model but a question: swiftlet-mlx chat demo "{model}"')
-    values = options.sampling_values(
-        temp=temp, top_p=top_p, top_k=top_k, min_p=min_p, presence_penalty=presence_penalty,
-        frequency_penalty=frequency_penalty, seed=seed,
-    )  # fmt: skip
     with engine_for(model, cache_gb=cache_gb, trust_remote_code=trust_remote_code, quiet=quiet, io=io, warm=warm) as (
         engine,
         folder,
     ):
         completions = Completions(engine, folder)
         ask = Ask(max_tokens=max_tokens, thinking=thinking)
-        if values:
-            sampling = completions.defaults(thinking=completions.thinks(ask)).with_values(**values)
-            ask = Ask(sampling=sampling, max_tokens=max_tokens, thinking=thinking)
+        if sampling:
+            defaults = completions.defaults(thinking=completions.thinks(ask))
+            ask = replace(ask, sampling=defaults.with_values(**sampling))
         repl = Repl(
             _open(session, completions, ask, valid(system) if system is not None else None),
             Console(highlight=False),

@@ -24,6 +24,7 @@ DEFAULT_MAX_TOKENS = 256
 EXAMPLE = 'Example: swiftlet-mlx generate demo --chat --prompt "What is the capital of Spain?"'
 
 
+@options.sampled()
 def generate(
     model: options.Model,
     prompt: Annotated[str | None, typer.Option("--prompt", "-p", help="The prompt; - reads standard input.")] = None,
@@ -39,13 +40,7 @@ def generate(
         Path | None,
         typer.Option("--record-routes", metavar="FILE", help="Record which experts each step uses, to replay."),
     ] = None,
-    temp: options.Temp = None,
-    top_p: options.TopP = None,
-    top_k: options.TopK = None,
-    min_p: options.MinP = None,
-    presence_penalty: options.PresencePenalty = None,
-    frequency_penalty: options.FrequencyPenalty = None,
-    seed: options.Seed = None,
+    sampling: dict[str, Any] = {},  # noqa: B006 - given by the decorator, never changed
     json: options.Json = False,
     quiet: options.Quiet = False,
     trust_remote_code: options.TrustRemoteCode = False,
@@ -58,12 +53,7 @@ def generate(
         raise OptionError("give either --prompt TEXT (- for standard input) or --ids 1,2,3")
     if ids is not None and (chat or system is not None or thinking is not None):
         raise OptionError("--chat, --system and --thinking need text: give --prompt instead of --ids")
-    sampling = Sampling().with_values(
-        **options.sampling_values(
-            temp=temp, top_p=top_p, top_k=top_k, min_p=min_p, presence_penalty=presence_penalty,
-            frequency_penalty=frequency_penalty, seed=seed,
-        )
-    )  # fmt: skip
+    chosen = Sampling().with_values(**sampling)
     numbers = options.token_ids(ids) if ids is not None else None
     text = valid(_standard_input() if prompt == "-" else prompt or "")
     system = valid(system) if system is not None else None
@@ -81,9 +71,9 @@ def generate(
         routes=record_routes,
     ) as (engine, folder):
         if numbers is not None:
-            stream = _continue_ids(engine, folder, numbers, limit, sampling)
+            stream = _continue_ids(engine, folder, numbers, limit, chosen)
         else:
-            stream = _continue_text(engine, folder, text, chat, system, thinking, limit, sampling)
+            stream = _continue_text(engine, folder, text, chat, system, thinking, limit, chosen)
         said, statistics, finish = _follow(stream, show=numbers is None and not json)
         if numbers is not None and not json:
             console.write(",".join(map(str, statistics.ids)) + "\n")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
@@ -50,10 +53,50 @@ TrustRemoteCode = Annotated[
 ]
 
 
-def sampling_values(**values: Any) -> dict[str, Any]:
-    """The sampling options that were given, under the library's names."""
-    names = {"temp": "temperature"}
-    return {names.get(k, k): v for k, v in values.items() if v is not None}
+SAMPLING: dict[str, tuple[str, Any]] = {  # option: the library's name for it, and how it is spelled
+    "temp": ("temperature", Temp),
+    "top_p": ("top_p", TopP),
+    "top_k": ("top_k", TopK),
+    "min_p": ("min_p", MinP),
+    "presence_penalty": ("presence_penalty", PresencePenalty),
+    "frequency_penalty": ("frequency_penalty", FrequencyPenalty),
+    "seed": ("seed", Seed),
+}
+FILTERS = ("temp", "top_p", "top_k", "min_p")
+
+
+def sampled(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command the sampling options, in the place of its parameter `sampling`.
+
+    Args:
+        names: which; none for all.
+
+    Returns:
+        A decorator. The command is called with `sampling`: the values that were given, under the library's names.
+    """
+    wanted = names or tuple(SAMPLING)
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(command)
+        def run(*args: Any, **kwargs: Any) -> None:
+            given = {SAMPLING[name][0]: kwargs.pop(name) for name in wanted}
+            command(*args, sampling={k: v for k, v in given.items() if v is not None}, **kwargs)
+
+        own = inspect.signature(command, eval_str=True)
+        parameters: list[inspect.Parameter] = []
+        for parameter in own.parameters.values():
+            if parameter.name != "sampling":
+                parameters.append(parameter)
+                continue
+            parameters += [
+                inspect.Parameter(name, parameter.kind, default=None, annotation=SAMPLING[name][1]) for name in wanted
+            ]
+        run.__dict__["__signature__"] = own.replace(parameters=parameters)
+        run.__annotations__ = {p.name: p.annotation for p in parameters}
+        del run.__dict__["__wrapped__"]  # typer would look through to the command
+        return run
+
+    return decorate
 
 
 def token_ids(text: str) -> list[int]:

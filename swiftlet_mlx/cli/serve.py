@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -18,6 +18,7 @@ EXAMPLE = "Example: swiftlet-mlx serve demo --port 8080"
 KEY_VARIABLE = "SWIFTLET_MLX_API_KEY"  # a key on the command line can be read by other users of the machine
 
 
+@options.sampled(*options.FILTERS)
 def serve(
     model: Annotated[str, typer.Argument(metavar="[MODEL]", help="Container, checkpoint folder or name.")] = "demo",
     host: Annotated[str, typer.Option("--host", help="Address to listen on.")] = "127.0.0.1",
@@ -64,10 +65,7 @@ def serve(
     cache_gb: options.CacheGb = None,
     io: options.Io = "auto",
     warm: options.Warm = True,
-    temp: options.Temp = None,
-    top_p: options.TopP = None,
-    top_k: options.TopK = None,
-    min_p: options.MinP = None,
+    sampling: dict[str, Any] = {},  # noqa: B006 - given by the decorator, never changed
     quiet: options.Quiet = False,
     trust_remote_code: options.TrustRemoteCode = False,
 ) -> None:
@@ -99,7 +97,7 @@ def serve(
         drain_seconds=drain_seconds,
         max_tokens=max_tokens,
         thinking=thinking,
-        sampling=options.sampling_values(temp=temp, top_p=top_p, top_k=top_k, min_p=min_p),
+        sampling=sampling,
     )
     folder = find_model(model)
     remark = (lambda text: None) if quiet else console.warn
