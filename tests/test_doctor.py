@@ -240,6 +240,11 @@ def test_doctor_predicts_models_from_what_it_measures(
     assert all(rate > 0 for rate in said["disk_bytes_per_second"].values())
     assert said["reads"]["io"] == left_open.io_for("auto")
     assert f"--io auto is {said['reads']['io']}" in " ".join(said["lines"])
+    assert said["kept"] == [f"--io {said['reads']['io']}"]
+    remembered.path().unlink()
+    _, out, _ = doctored(capsys, str(container), "--folder", str(tmp_path), "--quiet", "--json", "--no-remember")
+    assert "kept" not in json.loads(out)
+    assert remembered.reads() is None
 
 
 @pytest.mark.parametrize(
@@ -320,7 +325,7 @@ def test_on_metal_good_settings_are_measured_and_kept(
     monkeypatch.setattr(command, "ROUNDS", 1)
     _, out, err = doctored(capsys, str(container), "--folder", str(tmp_path), "--quiet")
     assert "fast fences: 10.0 tok/s, 1.20 times as shipped" in out
-    assert "Settings kept for later commands: MLX_METAL_FAST_SYNCH=1" in err
+    assert f"Settings kept for later commands: --io {left_open.io_for('auto')}, MLX_METAL_FAST_SYNCH=1." in err
     assert remembered.environment() == fast
 
 

@@ -118,6 +118,7 @@ def _speeds(model: str, folder: Path | None, quiet: bool, remember: bool) -> dic
     found |= {"reads": {"io": choice.io, "direct_times": choice.direct_times.values}}
     if remember:
         remembered.remember(reads=remembered.Reads(choice.io, round(choice.direct_times.median, 3)))
+        found["kept"] = [f"--io {choice.io}"]
     found |= {"weight_bytes_per_second": rate.weights, "read_back_seconds": rate.read_back}
     if backend() == "metal":  # not run here
         with console.steps(quiet) as progress:
@@ -131,6 +132,7 @@ def _speeds(model: str, folder: Path | None, quiet: bool, remember: bool) -> dic
         found |= {"variants": [asdict(t) for t in tried], "recommended": dict(best)}
         if remember:
             remembered.remember(best)
+            found["kept"] += [f"{k}={v}" for k, v in best.items()]
     return {**found, "lines": lines}
 
 
@@ -173,6 +175,6 @@ def _verdict(findings: list[Finding], speeds: dict[str, Any]) -> str:
     wrong = [f for f in findings if f.verdict == "wrong"]
     if wrong:
         return f"Something is wrong: {', '.join(f.name for f in wrong)}. {wrong[0].advice}"
-    kept = speeds.get("recommended")
-    note = f" Settings kept for later commands: {', '.join(f'{k}={v}' for k, v in kept.items())}." if kept else ""
+    kept = speeds.get("kept")
+    note = f" Settings kept for later commands: {', '.join(kept)}." if kept else ""
     return f"Streaming is right on this machine.{note}"
