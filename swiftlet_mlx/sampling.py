@@ -125,6 +125,7 @@ class Sampler:
             options.presence_penalty or options.frequency_penalty or options.repetition_penalty != 1.0
         )
         self._counts = mx.zeros((n_vocab,), dtype=mx.float32) if self._penalised else None
+        self._said = mx.zeros((0,), dtype=mx.uint32)
 
     def draw(self, logits: mx.array) -> mx.array:
         """Choose the next token and remember it.
@@ -139,6 +140,7 @@ class Sampler:
         token = mx.argmax(scores) if self.options.temperature < GREEDY_BELOW else self._random(scores)
         if self._counts is not None:
             self._counts = self._counts.at[token].add(1.0)
+            self._said = mx.concatenate([self._said, token.reshape(1)])
         self.n_drawn += 1
         return token
 
@@ -147,14 +149,13 @@ class Sampler:
         o = self.options
         if o.logit_bias:
             scores = scores.at[self._bias_ids].add(self._bias)
-        if self._counts is not None:
-            seen = self._counts > 0
+        if self._counts is not None and self._said.size:
+            said = scores[self._said]  # [tokens so far]; one that came twice is written twice, with the same value
             if o.repetition_penalty != 1.0:
-                scaled = mx.where(scores < 0, scores * o.repetition_penalty, scores / o.repetition_penalty)
-                scores = mx.where(seen, scaled, scores)
+                said = mx.where(said < 0, said * o.repetition_penalty, said / o.repetition_penalty)
             if o.presence_penalty or o.frequency_penalty:
-                lower = scores - o.presence_penalty - o.frequency_penalty * self._counts
-                scores = mx.where(seen, lower, scores)
+                said = said - o.presence_penalty - o.frequency_penalty * self._counts[self._said]
+            scores = mx.put_along_axis(scores, self._said, said, axis=0)
         if self._ends and self.n_drawn < o.min_tokens:
             held_back = scores.at[self._end_ids].add(-math.inf)
             # Whoever constrains the reply may have left nothing but an end: then it may come.

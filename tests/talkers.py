@@ -7,6 +7,7 @@ float32 weights, `Scripted` a model that says what it is told to, whatever it is
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
@@ -19,6 +20,8 @@ from mlx_lm.tokenizer_utils import BPEStreamingDetokenizer, TokenizerWrapper
 from mlx_lm.tool_parsers import json_tools, qwen3_coder
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
+
+from swiftlet_mlx.engine import Engine
 
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 MARKUP = ["<think>", "</think>", "<tool_call>", "</tool_call>"]
@@ -222,3 +225,12 @@ def fresh_logits(model: nn.Module, ids: Sequence[int]) -> list[float]:
     values: list[float] = out.tolist()  # type: ignore[assignment]
     assert all(math.isfinite(v) for v in values)
     return values
+
+
+def until_idle(engine: Engine) -> None:
+    """Wait until the engine has nothing more to do, reading ahead included."""
+    worker = engine._worker
+    for _ in range(3):  # what was taken from the queue may not be running yet
+        while worker._ahead or worker._running is not None:
+            time.sleep(0.001)
+        time.sleep(0.001)

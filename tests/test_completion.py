@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from talkers import Scripted, chat_template, random_model, tokenizer
+from talkers import Scripted, chat_template, random_model, tokenizer, until_idle
 
 from swiftlet_mlx.completion import Ask, Completions
 from swiftlet_mlx.engine import Engine
 from swiftlet_mlx.errors import ConfigError, ContextFull, MessageError, OptionError
-from swiftlet_mlx.events import Event, Finish, Statistics, TextDelta, ThinkingDelta, ToolCall
+from swiftlet_mlx.events import Event, Finish, Started, Statistics, TextDelta, ThinkingDelta, ToolCall
 from swiftlet_mlx.sampling import Sampling
 
 USER = [{"role": "user", "content": "Hi"}]
@@ -32,12 +32,16 @@ def say() -> Iterator[Say]:
     engines: list[Engine] = []
 
     def make(
-        *replies: str | list[int], template: str | None = None, xml: bool = False, folder: Any = None
+        *replies: str | list[int],
+        template: str | None = None,
+        xml: bool = False,
+        folder: Any = None,
+        idle_seconds: float | None = None,
     ) -> Completions:
         words = tokenizer(template, xml=xml)
         scripts = [words.encode(r, add_special_tokens=False) if isinstance(r, str) else r for r in replies]
         model = Scripted(scripts, eos=words.convert_tokens_to_ids("<|im_end|>"))
-        engines.append(Engine(lambda: (model, words)))
+        engines.append(Engine(lambda: (model, words), idle_seconds=idle_seconds))
         return Completions(engines[-1], folder)
 
     yield make
@@ -292,6 +296,24 @@ def test_bad_messages_never_reach_the_engine(say: Say) -> None:
     with pytest.raises(MessageError):
         completions.chat([{"role": "robot", "content": "x"}])
     assert text(list(completions.chat(USER))) == "fine"
+
+
+def test_a_client_s_next_turn_finds_the_reply_read_as_history(say: Say) -> None:
+    """A server's clients send the answer back without its thoughts; meanwhile nobody has asked for anything."""
+    completions = say("hm " * 30 + "</think>" + "Hello. " * 30, template=chat_template("switch"), idle_seconds=0.0)
+    answer = text(list(completions.chat(USER)))
+    until_idle(completions.engine)
+    events = list(completions.chat([*USER, {"role": "assistant", "content": answer}, *USER]))
+    started = next(e for e in events if isinstance(e, Started))
+    assert started.prompt_tokens - started.cached_tokens <= len(completions.render(USER).ids)
+
+
+def test_what_follows_a_tool_call_is_not_guessed(say: Say) -> None:
+    completions = say(JSON_CALL, idle_seconds=0.0)
+    statistics = next(e for e in completions.chat(USER, TOOL_ASK) if isinstance(e, Statistics))
+    until_idle(completions.engine)
+    [timeline] = completions.engine.store._timelines
+    assert len(timeline) <= statistics.prompt_tokens + statistics.generated_tokens + 1
 
 
 @pytest.mark.parametrize("kind", ["qwen3_next", "qwen3_moe"])

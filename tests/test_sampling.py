@@ -78,10 +78,11 @@ def test_a_draw_reads_nothing_back() -> None:
     options = Sampling(temperature=0.7, top_k=3, top_p=0.9, min_p=0.1, seed=3, presence_penalty=1.0, min_tokens=9,
                        repetition_penalty=1.1, logit_bias={3: 1.0})  # fmt: skip
     logits = mx.random.normal((7000,), key=mx.random.key(7))
-    expected = Sampler(options, 7000, (5,)).draw(logits).item()
+    plain, looked_at = Sampler(options, 7000, (5,)), Sampler(options, 7000, (5,))
     with pytest.raises(ValueError, match="not allowed"):
         mx.vmap(lambda row: mx.array(int(row.sum())))(logits[None])
-    assert mx.vmap(Sampler(options, 7000, (5,)).draw)(logits[None]).tolist() == [expected]
+    two = [plain.draw(logits).item(), plain.draw(logits).item()]  # the second one is penalised
+    assert mx.vmap(lambda row: mx.stack([looked_at.draw(row), looked_at.draw(row)]))(logits[None]).tolist() == [two]
 
 
 def test_a_large_vocabulary_is_sampled_as_a_plain_sort_would() -> None:

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from talkers import Scripted, chat_template, fresh_logits, random_model, tokenizer
+from talkers import Scripted, chat_template, fresh_logits, random_model, tokenizer, until_idle
 from tiny import make_checkpoint
 
 from swiftlet_mlx import load
@@ -521,14 +521,6 @@ def test_idle_time_can_be_used_to_read_the_stripped_history(opened: Callable[...
     second = talk(session, "Hi", max_tokens=300)
     alone = len(session.completions.render([{"role": "user", "content": "Hi"}]).ids)
     assert read(second) <= alone
-
-
-def until_idle(engine: Engine) -> None:
-    worker = engine._worker
-    for _ in range(3):  # what was taken from the queue may not be running yet
-        while worker._ahead or worker._running is not None:
-            time.sleep(0.001)
-        time.sleep(0.001)
 
 
 def test_an_engine_reads_the_stripped_history_when_nobody_asks(opened: Callable[..., Session]) -> None:
