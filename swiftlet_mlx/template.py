@@ -125,11 +125,14 @@ class ChatTemplate:
         Raises:
             MessageError: as `render` does.
         """
-        one, two = (
-            self.render([*messages, {"role": "user", "content": c}], tools=tools, thinking=thinking, options=options)
-            for c in ("0" + MARK, "." + MARK)
-        )
-        return one.ids[: _common(one.ids, two.ids)]
+        given = dict(options or {})
+        if thinking is not None:
+            given["enable_thinking"] = thinking
+        asked = [[*messages, {"role": "user", "content": c}] for c in ("0" + MARK, "." + MARK)]
+        with self._lock:
+            one, two = (self._apply(self._fitted(checked_messages(m)), tools, given) for m in asked)
+            ids = self._encode(one)
+            return tuple(ids[: self._offset(one, ids, _common(one, two))])
 
     def encode(self, text: str) -> list[int]:
         """The ids of a text that continues a prompt: no beginning-of-sequence token is added."""
@@ -229,8 +232,12 @@ class ChatTemplate:
         return found
 
     def _offset(self, text: str, ids: list[int], at: int) -> int:
-        """How many of the ids lie before a place in the text."""
-        return len(ids) if at == len(text) else _common(ids, self._encode(text[:at]))
+        """How many of the ids lie before a place in the text, found from what comes after it where that is possible:
+        counting tokens takes longer than rendering them, and most of a conversation is before its last turn."""
+        rest = self._encode(text[at:]) if at < len(text) else []
+        if ids[len(ids) - len(rest) :] == rest:
+            return len(ids) - len(rest)
+        return _common(ids, self._encode(text[:at]))
 
     def _shared_tokens(self, messages: list[dict[str, Any]], tools: Any, options: Mapping[str, Any]) -> int:
         """How many tokens every conversation with this system prompt and these tools begins with."""

@@ -232,3 +232,24 @@ def test_a_long_system_prompt_gets_a_checkpoint_that_other_conversations_share()
 def test_tools_count_as_part_of_the_system_prompt() -> None:
     tools = [{**TOOL, "function": {**TOOL["function"], "description": "word " * 60}}]  # type: ignore[dict-item]
     assert len(template().render([USER], tools=tools).checkpoints) == 2
+
+
+@pytest.mark.parametrize("opening", ["none", "switch"])
+def test_the_history_is_what_every_next_prompt_begins_with(opening: str) -> None:
+    made = template(opening)
+    turn = [USER, {**ANSWER, "reasoning_content": "hm"}]
+    ids = made.history(turn)
+    for words in ("Hi", "ol", "\n\nwell", " day", "."):
+        prompt = made.render([*turn, {"role": "user", "content": words}])
+        assert prompt.ids[: len(ids)] == ids
+        assert tokenizer().decode(prompt.ids[len(ids) :]).startswith(words)
+
+
+def test_a_place_in_the_text_is_found_where_the_tokenizer_joins_across_it() -> None:
+    made, words = template(), tokenizer()
+    text = "Hello world Hello world"
+    ids = words.encode(text, add_special_tokens=False)
+    for at in range(len(text) + 1):
+        assert len(words.decode(ids[: made._offset(text, ids, at)])) <= at, "never beyond it"
+    for n in range(len(ids) + 1):
+        assert made._offset(text, ids, len(words.decode(ids[:n]))) == n, "exactly there between two tokens"
