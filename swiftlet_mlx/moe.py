@@ -9,6 +9,7 @@ in waves, each pair by the same kernel on the same bytes.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, cast
@@ -25,6 +26,7 @@ from .pools import Guess, Pools
 from .slots import EMPTY, SlotPool
 
 FEW = 256  # indices of a decode step, of one sequence or a batch: handled as a list, by far cheaper than np.unique
+Early = tuple[list[int], mx.array]  # positions of a token's experts, and their outputs under way
 
 
 class Streamed:
@@ -60,18 +62,45 @@ class Streamed:
             pools.recorder(self.layer, needed)
         if len(needed) > pool.n_slots:
             return self._in_waves(x, np.array(experts, np.uint32).reshape(indices.shape), needed)
+        early = None
         claimed = pools.begin(pool, needed)
         if claimed is not None:  # misses are being read
             if self.beside is not None:
                 self.beside.start(x)  # the shared expert computes meanwhile
+            early = self._begin_hits(x, indices, experts, claimed)
             if pools.may_wait_later(indices):
                 pools.hand_over()
             else:  # else the graph of what follows is built meanwhile
                 pools.wait()
                 claimed = None
-        y = self._stock(x, pool.lookup_few(experts, indices.shape, claimed))
+        if early is None:
+            y = self._stock(x, pool.lookup_few(experts, indices.shape, claimed))
+        else:
+            y = self._joined(x, indices, experts, early, claimed)
         pools.hold(y, pool)
         return y
+
+    def _begin_hits(
+        self, x: mx.array, indices: mx.array, experts: list[int], claimed: Mapping[int, int]
+    ) -> Early | None:
+        """Let the experts of one token that are there compute while the others are read."""
+        here = [n for n, e in enumerate(experts) if e not in claimed]
+        if not here or indices.size != indices.shape[-1] or not self.pools.waits_long:
+            return None
+        y = self._stock(x, self.pool.lookup_few([experts[n] for n in here], (*indices.shape[:-1], len(here))))
+        mx.async_eval(y)  # type: ignore[no-untyped-call]
+        return here, y
+
+    def _joined(
+        self, x: mx.array, indices: mx.array, experts: list[int], early: Early, claimed: Mapping[int, int] | None
+    ) -> mx.array:
+        """The outputs of one token's experts, of which some were begun early, in the order of `indices`."""
+        here, hits = early
+        rest = [n for n in range(len(experts)) if n not in here]
+        slots = self.pool.lookup_few([experts[n] for n in rest], (*indices.shape[:-1], len(rest)), claimed)
+        y = mx.concatenate([hits, self._stock(x, slots)], axis=-2)  # [..., k, hidden], hits first
+        order = sorted(range(len(experts)), key=(here + rest).__getitem__)
+        return mx.take(y, mx.array(order, mx.uint32), axis=-2)
 
     def _many(self, x: mx.array, indices: mx.array) -> mx.array:
         """More tokens than a decode step has."""

@@ -41,6 +41,8 @@ T = TypeVar("T")
 # A layer output larger than this is evaluated at once instead of being held for the next read-back: holding it would
 # keep a prompt chunk's activations alive, evaluating it costs one synchronisation in a call that is long anyway.
 HOLD_BYTES = 1 << 20
+LONG_SECONDS = 0.5e-3  # of waiting in a layer: splitting off less costs more than it hides
+WAITS = 16  # that make up the typical one
 FILL_BYTES = 64 << 20  # one read of neighbouring experts when a layer is loaded whole
 PREFETCH_BYTES = 8 << 20  # the same in the background: a prompt that arrives waits for one of them
 
@@ -96,6 +98,7 @@ class Pools:
         self._guess: tuple[SlotPool, list[int]] | None = None
         self._ahead: Reads | None = None  # of a guess
         self._awaited: set[int] = set()  # guessed right
+        self._typical_wait = 0.0
         self._building = False
         self._wanted = self._size = self.nbytes  # asked for, and what the pools were last set to
         self._limit: int | None = None
@@ -148,6 +151,11 @@ class Pools:
             mx.eval(output)
         else:
             self._readers.append((pool, output))
+
+    @property
+    def waits_long(self) -> bool:
+        """Whether a layer waits for its reads so long that other work is worth being split off meanwhile."""
+        return self._typical_wait > LONG_SECONDS
 
     @contextmanager
     def building(self) -> Iterator[None]:
@@ -270,7 +278,9 @@ class Pools:
             if reads is not None:
                 while len(reads.results) < len(reads.claims):
                     reads.done.get()
-        self.stats.wait_seconds += time.perf_counter() - start
+        waited = time.perf_counter() - start
+        self.stats.wait_seconds += waited
+        self._typical_wait += (waited - self._typical_wait) / WAITS
         self._settle()
 
     def _settle(self) -> None:

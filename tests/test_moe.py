@@ -418,6 +418,7 @@ def slow(model: Any, seconds: float = 0.01) -> None:
 
 def note_reads_under_way(model: Any, monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """Whether reads were under way, each time a layer's graph was built."""
+    monkeypatch.setattr(pools, "LONG_SECONDS", float("inf"))  # nor are hits looked up apart
     noted: list[bool] = []
     lookup = SlotPool.lookup_few
 
@@ -509,3 +510,56 @@ def test_what_mlx_lm_builds_of_these_models_is_a_graph_and_nothing_else() -> Non
         source = inspect.getsource(module)
         for word in ("mx.eval", "async_eval", ".item()", ".tolist()", "np.array"):
             assert word not in source, (name, word)
+
+
+# ---- hits beside misses --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("alone", [False, True])
+@pytest.mark.parametrize("bits", [None, 4])
+def test_experts_that_are_there_compute_while_the_others_are_read(
+    folders: Any, monkeypatch: pytest.MonkeyPatch, alone: bool, bits: int | None
+) -> None:
+    folder = folders("qwen3_next", bits)
+    expected = decode(load_model(folder)[0])
+    begun: list[list[int]] = []
+    begin = Streamed._begin_hits
+
+    def noting(self: Any, *given: Any) -> Any:
+        early = begin(self, *given)
+        begun.extend([early[0]] if early is not None else [])
+        return early
+
+    monkeypatch.setattr(Streamed, "_begin_hits", noting)
+    for slots in (2, 3, 5):
+        model = streamed(folder, slots)
+        model.pools.alone = alone
+        assert same(decode(model), expected)
+        assert not begun, "split although nothing takes long"
+        monkeypatch.setattr(pools, "LONG_SECONDS", -1.0)
+        assert same(decode(model), expected)
+        assert begun
+        begun.clear()
+        monkeypatch.undo()
+        monkeypatch.setattr(Streamed, "_begin_hits", noting)
+        model.pools.close()
+
+
+def test_a_batch_is_not_split(folders: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = folders("qwen3_next")
+    monkeypatch.setattr(pools, "LONG_SECONDS", -1.0)
+    model, plain = streamed(folder, 8), load_model(folder)[0]
+    model.pools.resize(sum(5 * pool.table.payload_bytes for pool in model.pools.layers.values()))
+    rows = mx.array([[token] for token in TOKENS[:2]])
+    assert same([model(rows)], [plain(rows)])
+    model.pools.close()
+
+
+def test_long_waits_are_noticed_and_forgotten(folders: Any) -> None:
+    model = streamed(folders("qwen3_next"), 2)
+    slow(model)
+    assert not model.pools.waits_long
+    decode(model)
+    assert model.pools.waits_long
+    model.pools._typical_wait = 0.0
+    model.pools.close()
