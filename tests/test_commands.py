@@ -87,6 +87,17 @@ def test_the_python_of_the_readme_runs(place: Path) -> None:
 COMMANDS = sorted(get_command(app).commands)  # type: ignore[attr-defined]
 
 
+def test_verbose_says_how_memory_is_divided(place: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    command = ["generate", f"{place}/MODEL.qpack", "--prompt", "Hello", "--max-tokens", "1", "--cache-gb", "0.001"]
+    assert cli.run(app, command) == 0
+    assert "dense weights" not in capfd.readouterr().err
+    assert cli.run(app, [*command, "--verbose"]) == 0
+    said = capfd.readouterr()
+    lines = dict(line.rsplit("  ", 1) for line in said.err.splitlines() if re.search(r"  +[\d.]+ [kMG]B$", line))
+    assert {name.strip() for name in lines} >= {"dense weights", "expert slots", "this process at most"}
+    assert "dense weights" not in said.out
+
+
 @pytest.mark.parametrize("name", COMMANDS)
 def test_help_ends_with_an_example_of_that_command(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run(app, [name, "--help"]) == 0

@@ -128,7 +128,7 @@ def measure(
         share: load_streamed(folder, cache_gb=_gb(folder, share), threads=threads)[0] for share in shares
     }
     for model in models.values():
-        model.pools.alone = True  # as in an engine
+        model.pools.alone, model.pools.foresight = True, None  # as in an engine that reads nothing ahead
     with stock(folder, models[1.0]) if with_stock else _nothing() as plain:
         out = in_turn({**models, **({"stock": plain} if plain is not None else {})}, tokens, rounds)
     rows = [_row(case, steps, models.get(case), out.get(1.0)) for case, steps in out.items()]

@@ -37,6 +37,7 @@ def chat(
     warm: options.Warm = True,
     sampling: dict[str, Any] = {},  # noqa: B006 - given by the decorator, never changed
     quiet: options.Quiet = False,
+    verbose: options.Verbose = False,
     trust_remote_code: options.TrustRemoteCode = False,
 ) -> None:
     """Talk to a model. With TURNs, answer each and exit; without, read messages until end of file.
@@ -54,10 +55,15 @@ def chat(
 
     if " " in model and not Path(model).exists():
         raise OptionError(f'{model!r} is no model but a question: swiftlet-mlx chat demo "{model}"')
-    with engine_for(model, cache_gb=cache_gb, trust_remote_code=trust_remote_code, quiet=quiet, io=io, warm=warm) as (
-        engine,
-        folder,
-    ):
+    with engine_for(
+        model,
+        cache_gb=cache_gb,
+        trust_remote_code=trust_remote_code,
+        quiet=quiet,
+        verbose=verbose,
+        io=io,
+        warm=warm,
+    ) as (engine, folder):
         completions = Completions(engine, folder)
         ask = Ask(max_tokens=max_tokens, thinking=thinking)
         if sampling:

@@ -43,6 +43,7 @@ def generate(
     sampling: dict[str, Any] = {},  # noqa: B006 - given by the decorator, never changed
     json: options.Json = False,
     quiet: options.Quiet = False,
+    verbose: options.Verbose = False,
     trust_remote_code: options.TrustRemoteCode = False,
 ) -> None:
     """Continue a prompt and exit. Without sampling options the likeliest token is taken each time."""
@@ -65,6 +66,7 @@ def generate(
         trust_remote_code=trust_remote_code,
         with_text=numbers is None or None,
         quiet=quiet,
+        verbose=verbose,
         prefix_cache_gb=0,
         io=io,
         warm=warm,

@@ -47,6 +47,7 @@ Thinking = Annotated[
     bool | None, typer.Option("--thinking/--no-thinking", help="Let the model think first, where it can.")
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no statistics.")]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Say how memory is divided, part by part.")]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
 TrustRemoteCode = Annotated[
     bool, typer.Option("--trust-remote-code", help="Run Python files that come with the model.")

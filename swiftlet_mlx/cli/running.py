@@ -31,6 +31,7 @@ def engine_for(
     trust_remote_code: bool = False,
     with_text: bool | None = True,
     quiet: bool = False,
+    verbose: bool = False,
     warn: Callable[[str], None] = console.warn,
     io: str = AUTO,
     warm: bool = True,
@@ -45,6 +46,7 @@ def engine_for(
         trust_remote_code: Run Python files of the model folder.
         with_text: Load the tokenizer too; None only where the folder has one. Without, token ids go in and out.
         quiet: No remarks.
+        verbose: Say how memory is divided.
         warn: Where remarks go.
         io: `cached`, `direct`, or `auto` for what doctor has found.
         warm: Use and keep the hot list.
@@ -70,8 +72,15 @@ def engine_for(
             if isinstance(error.__cause__, SwiftletError):
                 raise error.__cause__ from None
             raise
+        if verbose:
+            say_plan(engine)
         with cared_for(engine, folder, warm=warm, routes=routes):
             yield engine, folder
+
+
+def say_plan(engine: Engine) -> None:
+    """The parts of a loaded model's memory, on stderr."""
+    console.say(engine.model.pools.plan.table())
 
 
 def opening(

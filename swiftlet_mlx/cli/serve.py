@@ -9,7 +9,7 @@ import typer
 
 from . import console, options
 from .care import cared_for
-from .running import DEMO_LINE, counters, opening
+from .running import DEMO_LINE, counters, opening, say_plan
 
 if TYPE_CHECKING:
     from swiftlet_mlx.server.process import Server
@@ -67,6 +67,7 @@ def serve(
     warm: options.Warm = True,
     sampling: dict[str, Any] = {},  # noqa: B006 - given by the decorator, never changed
     quiet: options.Quiet = False,
+    verbose: options.Verbose = False,
     trust_remote_code: options.TrustRemoteCode = False,
 ) -> None:
     """Serve a model to OpenAI and Anthropic clients and to a web browser, until Ctrl-C or SIGTERM.
@@ -107,6 +108,8 @@ def serve(
         console.say(DEMO_LINE)
 
     def ready(server: Server) -> None:
+        if verbose:
+            say_plan(engine)
         if not quiet:
             console.say(f"Ready. Page: {url(sock)}/   API: {url(sock)}/v1   Ctrl-C stops.")
 
