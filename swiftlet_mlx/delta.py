@@ -1,21 +1,22 @@
-"""The gated delta rule in chunks, for backends where mlx-lm steps through a prompt token by token.
+"""The gated delta rule over many tokens, for backends where mlx-lm steps through a prompt token by token.
 
 Knows one recurrence and how to give a model's layers a faster form of it. Does not know streaming, caches or
 prompts.
 
-Invariant: the specification is `mlx_lm.models.gated_delta.gated_delta_ops`; the chunked form differs from
-it by the rounding of float32 only, and calls it where chunks gain nothing (few tokens, vector gates).
+Invariant: the specification is `mlx_lm.models.gated_delta.gated_delta_ops`; the fast forms differ from it by the
+rounding of float32 only, and leave it what they gain nothing for (few tokens, vector gates).
 
-Who gets it. On Metal mlx-lm has a kernel, and keeps it: the chunked form stands where mlx-lm calls its op loop, so
-mlx-lm's own dispatch decides. On CUDA it is on by default (H200, 32 heads of 128, 2,048 tokens: 7 ms, the loop 160 ms;
-the outputs differ by 6e-4 of the largest, for CUDA multiplies float32 with 11 bits). On the CPU it is off by default:
-another order of sums means logits that are no longer bit-equal to stock mlx-lm, and that promise is worth more there
-than the gain. Measured on 2 cores for 512 tokens of those heads: loop 2.1 s a layer, chunks 1.0 s; 30 such layers save
-half a minute of a prompt whose matrix products, at the 2.2 GFLOP/s of MLX's CPU build, take more than twenty minutes
-with 3 billion active parameters.
+Who gets what. On Metal mlx-lm has a kernel, and keeps it: the fast form stands where mlx-lm calls its op loop, so
+mlx-lm's own dispatch decides. On CUDA it is a kernel, too (delta_kernel.py), and on by default. Shapes that kernel does
+not take go in chunks (H200, 32 heads of 128, 2,048 tokens: 7 ms, the loop 160 ms; the outputs differ by 6e-4 of the
+largest, for CUDA multiplies float32 with 11 bits). On the CPU, in chunks, it is off by default: another order of sums
+means logits that are no longer bit-equal to stock mlx-lm, and that promise is worth more there than the gain. Measured
+on 2 cores for 512 tokens of those heads: loop 2.1 s a layer, chunks 1.0 s; 30 such layers save half a minute of a
+prompt whose matrix products, at the 2.2 GFLOP/s of MLX's CPU build, take more than twenty minutes with 3 billion active
+parameters.
 
 How it is put to work. `use_chunked_delta(model)` gives the model's own delta layers a class whose forward
-pass is mlx-lm's function with one name bound to the chunked form. No module of mlx-lm is changed: a stock
+pass is mlx-lm's function with one name bound to the fast form. No module of mlx-lm is changed: a stock
 model in the same process, on whatever thread, stays stock. `use_stock_delta(model)` takes it back.
 """
 
@@ -29,12 +30,30 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from ._compat import gated_delta, rebound
+from .delta_kernel import fits, gated_delta_kernel
 from .device import backend
 
 CHUNK = 64  # tokens; 32 and 128 were slower on the CPU, and CUDA's matrix tiles are 64 wide (2026-12)
 MIN_TOKENS = 32  # below this the loop is about as fast (a chunk costs the same however few tokens it holds)
 
 _UPDATE = "gated_delta_update"
+
+
+def gated_delta_prompt(
+    q: mx.array,
+    k: mx.array,
+    v: mx.array,
+    g: mx.array,
+    beta: mx.array,
+    state: mx.array | None = None,
+    mask: mx.array | None = None,
+) -> tuple[mx.array, mx.array]:
+    """Run the gated delta rule over T tokens as fast as this backend can. See `gated_delta_chunked`."""
+    if backend() != "cuda" or g.ndim == 4 or q.shape[1] < MIN_TOKENS or not fits(q, v):
+        return gated_delta_chunked(q, k, v, g, beta, state, mask)
+    if state is None:
+        state = mx.zeros((q.shape[0], *v.shape[-2:], q.shape[-1]), mx.float32)
+    return gated_delta_kernel(q, k, v, *_masked(g, beta, mask), state)
 
 
 def gated_delta_chunked(
@@ -72,8 +91,7 @@ def gated_delta_chunked(
     Hv, Dv = v.shape[-2:]
     R = Hv // Hk
     n = -(-T // CHUNK)
-    if mask is not None:  # a token that keeps everything and adds nothing
-        g, beta = mx.where(mask[..., None], g, 1), mx.where(mask[..., None], beta, 0)
+    g, beta = _masked(g, beta, mask)
 
     def chunks(x: mx.array, heads: int, fill: float = 0) -> mx.array:
         """[B, T, heads (, D)] -> [n, B, Hk, heads / Hk, CHUNK (, D)] in float32, the tail padded."""
@@ -115,6 +133,11 @@ def gated_delta_chunked(
     return y.reshape(B, n * CHUNK, Hv, Dv)[:, :T], s.reshape(B, Hv, Dv, Dk)
 
 
+def _masked(g: mx.array, beta: mx.array, mask: mx.array | None) -> tuple[mx.array, mx.array]:
+    """A token that is masked keeps everything and adds nothing."""
+    return (g, beta) if mask is None else (mx.where(mask[..., None], g, 1), mx.where(mask[..., None], beta, 0))
+
+
 def _unit_lower_inverse(a: mx.array) -> mx.array:
     """(I + a)^-1 for strictly lower-triangular a, `[..., N, N]`, N a power of two.
 
@@ -134,18 +157,18 @@ def _unit_lower_inverse(a: mx.array) -> mx.array:
 
 
 def chunked_by_default() -> bool:
-    """Whether this backend runs the chunked form unless told otherwise: CUDA does, Metal and CPU do not."""
+    """Whether this backend runs the fast form unless told otherwise: CUDA does, Metal and CPU do not."""
     return backend() == "cuda"
 
 
 def use_chunked_delta(model: nn.Module) -> int:
-    """Let the gated delta layers of this model, and of no other, run chunks where they would run the loop.
+    """Let the gated delta layers of this model, and of no other, run the fast form where they would run the loop.
 
     Args:
         model: any mlx-lm model; layers whose forward pass calls `gated_delta_update` are found by that name.
 
     Returns:
-        How many layers now run the chunked form; 0 for a model without such layers, which is no error.
+        How many layers now run the fast form; 0 for a model without such layers, which is no error.
     """
     layers = [m for m in model.modules() if _calls_update(type(m))]
     for layer in layers:
@@ -176,7 +199,7 @@ def _calls_update(cls: type) -> bool:
 
 @functools.cache
 def _chunked_class(stock: type[nn.Module]) -> type[nn.Module]:
-    update = rebound(gated_delta.gated_delta_update, gated_delta_ops=gated_delta_chunked)
+    update = rebound(gated_delta.gated_delta_update, gated_delta_ops=gated_delta_prompt)
     forward = rebound(stock.__call__, **{_UPDATE: update})
     body = {"__call__": forward, "__module__": stock.__module__, "_stock_delta_class": stock}
     return type(stock.__name__, (stock,), body)

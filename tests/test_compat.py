@@ -35,6 +35,33 @@ def test_quantized_switch_linear_reads_these_attributes_when_called() -> None:
     assert linear.scales.shape == linear.biases.shape == (3, 4, 1)
 
 
+def test_switch_layers_sort_many_rows_by_two_functions_of_their_module() -> None:
+    for cls in (_compat.SwitchGLU, _compat.SwitchMLP):
+        module = inspect.getmodule(cls)
+        sort, unsort = (getattr(module, name) for name in (_compat.GATHER_SORT, _compat.SCATTER_UNSORT))
+        assert {sort.__name__, unsort.__name__} <= set(cls.__call__.__code__.co_names)
+        x, indices = mx.arange(6.0).reshape(3, 1, 1, 2), mx.array([[2, 0], [1, 2], [0, 1]])
+        rows, experts, order = sort(x, indices)
+        assert (rows.shape, experts.tolist()) == ((6, 1, 2), [0, 0, 1, 1, 2, 2])
+        back = unsort(rows, order, indices.shape)
+        assert mx.array_equal(back[:, 0, 0], x[:, 0, 0])
+        assert list(inspect.signature(unsort).parameters) == ["x", "inv_order", "shape"]
+
+
+def test_a_rebound_function_looks_names_up_elsewhere_and_the_module_keeps_its_own() -> None:
+    seen: list[tuple[int, ...]] = []
+
+    def sort(x: mx.array, indices: mx.array) -> tuple[mx.array, mx.array, mx.array]:
+        seen.append(x.shape)
+        return inspect.getmodule(_compat.SwitchGLU)._gather_sort(x, indices)  # type: ignore[union-attr]
+
+    glu = _compat.SwitchGLU(8, 8, 2)
+    x, indices = mx.ones((40, 8)), mx.zeros((40, 2), mx.uint32)
+    rebound = _compat.rebound(_compat.SwitchGLU.__call__, **{_compat.GATHER_SORT: sort})
+    assert mx.array_equal(rebound(glu, x, indices), glu(x, indices))
+    assert seen == [(40, 1, 1, 8)]
+
+
 def test_infer_quant_config_needs_only_shapes_and_dtypes() -> None:
     module = _compat.SwitchLinear(64, 4, 3, bias=False)
     weights = {"p.weight": mx.zeros((9, 4, 12), mx.uint32), "p.scales": mx.zeros((9, 4, 2))}

@@ -181,6 +181,46 @@ def test_few_tokens_and_vector_gates_are_the_loop_to_the_bit() -> None:
         assert np.array_equal(np.array(a), np.array(b))
 
 
+@pytest.mark.parametrize("masked", [False, True])
+def test_on_cuda_a_prompt_goes_to_the_kernel_with_masked_tokens_doing_nothing(
+    masked: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[tuple[mx.array, ...]] = []
+
+    def kernel(*x: mx.array) -> tuple[mx.array, mx.array]:
+        calls.append(x)
+        return gated_delta_ops(*x)
+
+    monkeypatch.setattr(delta, "backend", lambda: "cuda")
+    monkeypatch.setattr(delta, "gated_delta_kernel", kernel)
+    x = make(40, b=2)
+    mask = mx.arange(40)[None] < mx.array([[40], [33]]) if masked else None
+    y, s = delta.gated_delta_prompt(*x, mask=mask)
+    y0, s0 = gated_delta_ops(*x, None, mask)
+    assert len(calls) == 1
+    assert gap(s, s0) < 2e-6
+    assert gap(y[0], y0[0]) < 2e-6
+    vector = mx.repeat(x[3][..., None], 32, axis=-1)
+    for other in (make(delta.MIN_TOKENS - 1), make(40, dk=48), make(40, dv=6, hv=1, hk=1), (*x[:3], vector, x[4])):
+        for a, b in zip(delta.gated_delta_prompt(*other), delta.gated_delta_chunked(*other), strict=True):
+            assert np.array_equal(np.array(a), np.array(b)), "what the kernel does not take"
+    assert len(calls) == 1
+
+
+@pytest.mark.skipif(delta.backend() != "cuda", reason="needs a CUDA device")
+@pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16])
+@pytest.mark.parametrize("t", [1, 33, 200])
+def test_the_kernel_equals_the_loop(t: int, dtype: mx.Dtype) -> None:
+    q, k, v, g, beta = make(t, b=2, dk=128, dv=64)
+    x = (q.astype(dtype), k.astype(dtype), v.astype(dtype), g, beta.astype(dtype))
+    state = mx.random.normal((2, 4, 64, 128), key=mx.random.key(9))
+    y, s = delta.gated_delta_kernel(*x, state)
+    y0, s0 = gated_delta_ops(*x, state)
+    assert (y.dtype, s.dtype) == (dtype, mx.float32)
+    assert gap(s, s0) < 1e-5
+    assert gap(y.astype(mx.float32), y0.astype(mx.float32)) < (1e-5 if dtype == mx.float32 else 0.02)
+
+
 TEXT = {
     "hidden_size": 64,
     "num_hidden_layers": 4,
