@@ -57,7 +57,7 @@ class FakeServer(BaseHTTPRequestHandler):
 def server() -> Iterator[str]:
     FakeServer.requests.clear()
     served = HTTPServer(("127.0.0.1", 0), FakeServer)
-    thread = threading.Thread(target=served.serve_forever)
+    thread = threading.Thread(target=served.serve_forever, args=(0.01,))
     thread.start()
     yield f"http://127.0.0.1:{served.server_port}/v1"
     served.shutdown()

@@ -120,7 +120,7 @@ def noting(layer: int, inner: Any, seen: set[tuple[int, int]]) -> Any:
     return note
 
 
-@pytest.mark.parametrize("length", [9, 160])
+@pytest.mark.parametrize("length", [9, 60])
 def test_a_prompt_reads_each_expert_it_is_routed_to_exactly_once(
     demo: Path, length: int, routed: Callable[[Sequence[int]], int]
 ) -> None:
@@ -139,7 +139,7 @@ def test_a_prompt_reads_each_expert_it_is_routed_to_exactly_once(
     assert values["prefill_reads"] <= experts  # neighbours are read together
 
 
-@pytest.mark.parametrize("slots_a_layer", [4, 24])
+@pytest.mark.parametrize("slots_a_layer", [4, 7])
 def test_a_decoded_token_leaves_nothing_allocated_and_keeps_the_arrays_of_the_pool(
     demo: Path, slots_a_layer: int
 ) -> None:
@@ -147,7 +147,7 @@ def test_a_decoded_token_leaves_nothing_allocated_and_keeps_the_arrays_of_the_po
     shape = predict.shape_here(demo)
     with opened(demo, cache_gb=8 * slots_a_layer * shape.expert_bytes / memory.GB) as subject:
         before = addresses(subject)
-        values = subject.run(subject.prompt(5), 40)
+        values = subject.run(subject.prompt(5), 24)
         assert addresses(subject) == before
     assert values["evictions_per_token"] > 0
     assert values["allocated_bytes_per_token"] == 0
@@ -158,13 +158,13 @@ def test_a_leak_of_one_array_a_token_is_seen(demo: Path, monkeypatch: pytest.Mon
     right = Subject._counters
 
     def leaking(self: Subject) -> Any:
-        leaked.append(mx.zeros((256,), mx.float32))
+        leaked.append(mx.zeros((16_384,), mx.float32))
         mx.eval(leaked)
         return right(self)
 
     monkeypatch.setattr(Subject, "_counters", leaking)
     with opened(demo, cache_gb=0.001) as subject:
-        assert subject.run(subject.prompt(5), 9)["allocated_bytes_per_token"] == 1024
+        assert subject.run(subject.prompt(5), 9)["allocated_bytes_per_token"] == pytest.approx(65_536, rel=0.1)
 
 
 def addresses(subject: Subject) -> list[int]:

@@ -11,6 +11,7 @@ import re
 import subprocess
 import sys
 from dataclasses import dataclass
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -45,6 +46,7 @@ class Machine:
         return f"{self.chip}, {self.cores} cores, {gib}, {self.system}, {self.backend} ({self.device})"
 
 
+@cache
 def machine() -> Machine:
     """This computer."""
     return Machine(
@@ -86,6 +88,7 @@ def versions() -> dict[str, str]:
     return {**found, "python": platform.python_version()}
 
 
+@cache
 def commit() -> str:
     """The commit of this checkout, with a plus if files have been changed; "release" outside a checkout."""
     root = Path(__file__).resolve().parents[2]
