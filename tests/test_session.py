@@ -458,7 +458,7 @@ KINDS = ["qwen3_next", "qwen3_5_moe", "qwen3_moe"]
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_follow_up_reads_its_own_turn_and_a_bounded_tail(opened: Callable[..., Session], kind: str) -> None:
     session = opened(random_model(kind))
-    first = talk(session, "word " * 150)
+    first = talk(session, "word " * 40)
     assert cached(first) == 0
     second = talk(session, "Hi")
     alone = len(session.completions.render([{"role": "user", "content": "Hi"}]).ids)
@@ -478,7 +478,7 @@ def test_a_follow_up_reads_nothing_twice_when_the_answer_comes_back_as_the_same_
 
 def test_regenerate_undo_and_edit_go_back_to_a_checkpoint(opened: Callable[..., Session]) -> None:
     session = opened()
-    talk(session, "word " * 100)
+    talk(session, "word " * 40)
     talk(session, "Hello " * 60)
     again = session.regenerate()
     list(again)
@@ -559,7 +559,7 @@ def test_a_saved_conversation_goes_on_without_reading_it_again(
     opened: Callable[..., Session], kind: str, tmp_path: Path
 ) -> None:
     session = opened(random_model(kind), system=LONG)
-    talk(session, "word " * 100)
+    talk(session, "word " * 25)
     talk(session, "Hello")
     file = tmp_path / "talk.session"
     session.save(file)
@@ -602,7 +602,7 @@ def test_what_was_noted_after_saving_goes_on_from_the_saved_caches(
 ) -> None:
     model, file = random_model(), tmp_path / "talk"
     session = opened(model)
-    talk(session, "word " * 100)
+    talk(session, "word " * 40)
     session.save(file)
     talk(session, "And then?")
     session.note(file)
