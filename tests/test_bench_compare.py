@@ -102,7 +102,8 @@ def test_engines_are_compared_round_by_round_on_the_same_prompts(
     assert other.values["decode_tokens_per_second"].values == (9.0,)
     assert found.ratios["other"].values[0] == 9 / ours.values["decode_tokens_per_second"].values[0]
     assert served.setting.prompt_tokens == 5
-    assert other.setting.versions == "x=1"
+    assert (other.setting.versions, other.setting.cache_bytes) == ("x=1", 77)
+    assert "cache_bytes" not in other.values
     assert other.setting.commit == ours.setting.commit
     assert found.same_output == {"swiftlet-mlx, 100 kB": True, "other": False}
     assert len(FakeServer.requests) == 2  # a warm-up round and one that counts
@@ -112,7 +113,8 @@ def compared(container: Path, server: str, tmp_path: Path) -> compare.Compared:
     program = tmp_path / "engine.py"
     program.write_text(
         "import json, sys; ids = json.load(open(sys.argv[1]));"
-        "print(json.dumps({'decode_tokens_per_second': float(len(ids)), 'ids': ids, 'version': 'x=1'}))"
+        "said = {'decode_tokens_per_second': float(len(ids)), 'ids': ids, 'version': 'x=1', 'cache_bytes': 77};"
+        "print(json.dumps(said))"
     )
     return compare.measure(
         container,

@@ -61,9 +61,27 @@ def test_lines_of_a_prefill_study_become_a_table(tmp_path: Path) -> None:
         {"case": "gated delta rule, chunked", "tokens": 2048, "seconds": 0.007},
     )
     assert [row[2:] for row in rows] == [
-        ["resident", "512", "", "8000 layer by layer, 5000 mlx-lm's way", "", "2026-12-02, abc"],
-        ["streamed", "512", "0.25", "2044", "3.00 GB", "2026-12-02, abc, pool empty"],
-        ["streamed", "4096", "0.5", "8192", "", "2026-12-02, def, cuda memory advice on"],
+        ["resident", "512", "", "8000 layer by layer, 5000 mlx-lm's way", "1", "", "2026-12-02, abc"],
+        ["streamed", "512", "0.25", "2044", "1", "3.00 GB", "2026-12-02, abc, pool empty"],
+        ["streamed", "4096", "0.5", "8192", "1", "", "2026-12-02, def, cuda memory advice on"],
+    ]
+
+
+def test_a_file_says_what_holds_for_all_of_it_and_which_cases_are_shown(tmp_path: Path) -> None:
+    rows = table(
+        tmp_path,
+        "2026-12-02-prefill-h200.jsonl",
+        {"case": "about", "machine": "H200", "model": "m", "commit": "abc", "shown": ["good"]},
+        {"case": "setting", "threads": 8},
+        {"case": "tried", "tokens": 10, "seconds": 1.0},
+        {"case": "good", "tokens": 10, "seconds": 2.0},
+        {"case": "good", "tokens": 10, "seconds": 4.0},
+        {"case": "good", "tokens": 20, "seconds": 4.0},
+        {"case": "ratio", "tokens": 10},
+    )
+    assert rows == [
+        ["H200", "m", "good", "10", "3 (2-4)", "3.75 (2.5-5)", "2", "", "2026-12-02, abc, threads 8"],
+        ["H200", "m", "good", "20", "4", "5", "1", "", "2026-12-02, abc, threads 8"],
     ]
 
 
@@ -78,6 +96,7 @@ def test_every_study_that_is_kept_has_its_rows() -> None:
     text = studies.tables(RESULTS)
     for path in RESULTS.glob("*.jsonl"):
         if "-decode-" in path.name or "-prefill-" in path.name:
-            setting = next(line for line in map(json.loads, path.read_text().splitlines()) if line["case"] == "setting")
+            lines = [json.loads(line) for line in path.read_text().splitlines()]
+            setting = next(line for line in lines if line["case"] in ("about", "setting"))
             assert setting["model"] in text
             assert setting["commit"] in text

@@ -52,6 +52,8 @@ class _Case:
     prompt_tokens: int = 0
     """As the engine counts them, where it does."""
     version: str = ""
+    cache_bytes: int = 0
+    """Of experts in memory, where a program says so."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +86,9 @@ def measure(
         cache_gb: Its budgets, one case each.
         source: The same model as an MLX checkpoint, for stock mlx-lm with everything in memory; None leaves it out.
         urls: Name to server.
-        programs: Name to a command line that prints one JSON object of values last; `{model}`, `{ids}` (a file with a
-            JSON list), `{text}` (a file) and `{tokens}` in it are replaced.
+        programs: Name to a command line that prints one JSON object of values last, `cache_bytes` and `version` among
+            them if it likes; `{model}`, `{ids}` (a file with a JSON list), `{text}` (a file) and `{tokens}` in it are
+            replaced.
         prompt_tokens: Length of the prompts, of which every round has another.
         max_tokens: To generate.
         rounds: That count.
@@ -122,7 +125,9 @@ def measure(
     rows = []
     for name, case in cases.items():
         counted = case.prompt_tokens or outside.prompt_tokens
-        setting = case.setting or replace(outside, engine=name, prompt_tokens=counted, versions=case.version)
+        setting = case.setting or replace(
+            outside, engine=name, prompt_tokens=counted, versions=case.version, cache_bytes=case.cache_bytes
+        )
         rows.append(Row(name, replace(setting, n=rounds, warm_up=1), found[name], today()))
     key = "decode_tokens_per_second"
     first = rows[0].values
@@ -170,6 +175,7 @@ def _program(command: str, model: Path, max_tokens: int) -> Callable[[_Prompt, _
         if "decode_tokens_per_second" not in values:
             raise children.ChildFailed(f"{words[0]} did not report decode_tokens_per_second")
         case.version = str(said.get("version", ""))
+        case.cache_bytes = int(values.pop("cache_bytes", 0))
         if isinstance(said.get("ids"), list):
             case.outputs.append(prompts.digest(said["ids"]))
         return values

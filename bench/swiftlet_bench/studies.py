@@ -1,8 +1,10 @@
 """Tables of what `decode` and `prefill` have measured on machines that are lent for minutes: JSON lines as they came.
 
-Knows the lines' names; measures nothing. A file is `DATE-decode-MACHINE.jsonl` or `DATE-prefill-MACHINE.jsonl`: lines
-whose `case` is "setting" say what holds for those after them, and, in the first one's case, before it. Invariant: a
-number appears with its model, its settings, its count and the commit, and what a line does not say stays empty.
+Knows the lines' names; measures nothing. A file is `DATE-decode-MACHINE.jsonl` or `DATE-prefill-MACHINE.jsonl`. A line
+whose `case` is "setting" says what holds for those after it (the first one also for those before it), one that is
+"about" what holds for the whole file; `shown` there names the cases that belong in the table, if not all do.
+Repetitions become one row. Invariant: a number appears with its model, its settings, its count and the commit, and what
+a line does not say stays empty.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from swiftlet_mlx.units import size
@@ -19,7 +22,7 @@ from .report import ResultsError
 Line = Mapping[str, Any]
 DECODE = ("machine", "model", "experts in memory", "decode tok/s (80 % of tokens)", "hits", "read", "waiting",
           "times resident", "times the larger of reads and compute", "n", "date, commit, settings")  # fmt: skip
-PREFILL = ("machine", "model", "case", "tokens", "seconds", "prefill tok/s", "read", "date, commit, settings")
+PREFILL = ("machine", "model", "case", "tokens", "seconds", "prefill tok/s", "n", "read", "date, commit, settings")
 _SETTINGS = ("variant", "threads", "page_cache", "pool", "cache_gb", "slots_per_layer", "cuda_memory_advice",
              "mlx_cache_limit_bytes", "pool_state")  # fmt: skip
 
@@ -34,28 +37,40 @@ def tables(folder: Path) -> str:
     for what, columns, row in (("decode", DECODE, _decode), ("prefill", PREFILL, _prefill)):
         rows = []
         for path in sorted(folder.glob(f"*-{what}-*.jsonl")):
-            date = path.name[:10]
-            rows += [cells for setting, line in _lines(path) if (cells := row(date, setting, line))]
+            rows += [cells for same in _repetitions(path) if (cells := row(path.name[:10], *same))]
         if rows:
             parts.append("\n".join(_markdown(cells) for cells in (columns, ["---"] * len(columns), *rows)) + "\n")
     return "\n".join(parts)
+
+
+def _repetitions(path: Path) -> list[tuple[Line, list[Line]]]:
+    """Lines of the same case, size and settings together, in the order of the first of each."""
+    found: dict[str, tuple[Line, list[Line]]] = {}
+    for setting, line in _lines(path):
+        what = {key: line.get(key, setting.get(key)) for key in ("case", "tokens", "commit", *_SETTINGS)}
+        key = json.dumps([what, setting], sort_keys=True)
+        found.setdefault(key, (setting, []))[1].append(line)
+    return list(found.values())
 
 
 def _lines(path: Path) -> Iterator[tuple[Line, Line]]:
     """Each line of a file with the settings that hold for it."""
     try:
         found = [json.loads(text) for text in path.read_text().splitlines() if text.strip()]
-        setting = next(line for line in found if line["case"] == "setting")
-    except (ValueError, KeyError, TypeError, StopIteration) as error:
+        about: Line = next((line for line in found if line["case"] == "about"), {})
+        setting = next(line for line in [*found, about] if line.get("case") in ("setting", "about"))
+        shown = {str(case) for case in about.get("shown", ())}
+    except (ValueError, KeyError, TypeError, AttributeError, StopIteration) as error:
         raise ResultsError(f"{path}: lines of JSON with a `case`, one of them a setting, were expected") from error
     for line in found:
         if line["case"] == "setting":
             setting = line
-        else:
-            yield setting, line
+        elif line["case"] != "about" and (not shown or str(line["case"]) in shown):
+            yield {**about, **setting}, line
 
 
-def _decode(date: str, setting: Line, line: Line) -> list[str] | None:
+def _decode(date: str, setting: Line, lines: list[Line]) -> list[str] | None:
+    line = lines[-1]  # each has its own count and range
     if "step_seconds" not in line:
         return None
     share = line["case"]
@@ -70,21 +85,36 @@ def _decode(date: str, setting: Line, line: Line) -> list[str] | None:
     ]  # fmt: skip
 
 
-def _prefill(date: str, setting: Line, line: Line) -> list[str] | None:
-    if "tokens" not in line or str(line["case"]).startswith("gated delta"):
+def _prefill(date: str, setting: Line, lines: list[Line]) -> list[str] | None:
+    line = lines[0]
+    if "tokens" not in line or line["case"] == "ratio" or str(line["case"]).startswith("gated delta"):
         return None
-    n, seconds = line["tokens"], line.get("seconds")
     speeds = {
-        "": line.get("tokens_per_second", n / seconds if seconds else None),
-        "layer by layer": line.get("layer_major_tokens_per_second"),
-        "mlx-lm's way": line.get("mlx_lm_tokens_per_second"),
+        "": [_speed(each) for each in lines],
+        "layer by layer": [each.get("layer_major_tokens_per_second") for each in lines],
+        "mlx-lm's way": [each.get("mlx_lm_tokens_per_second") for each in lines],
     }
-    said = ", ".join(f"{value:.4g} {name}".strip() for name, value in speeds.items() if value)
+    said = ", ".join(f"{_range(values)} {name}".strip() for name, values in speeds.items() if any(values))
     read = line.get("read_bytes")
     return [
-        str(setting.get("machine", "")), str(setting.get("model", "")), str(line["case"]), str(n),
-        _of(line, "seconds", "{:.3g}"), said, size(read) if read else "", _where(date, setting, line),
+        str(setting.get("machine", "")), str(setting.get("model", "")), str(line["case"]), str(line["tokens"]),
+        _range([each.get("seconds") for each in lines], "{:.3g}"), said, str(len(lines)), size(read) if read else "",
+        _where(date, setting, line),
     ]  # fmt: skip
+
+
+def _speed(line: Line) -> float | None:
+    seconds = line.get("seconds")
+    speed: float | None = line.get("tokens_per_second", line["tokens"] / seconds if seconds else None)
+    return speed
+
+
+def _range(values: Iterable[float | None], how: str = "{:.4g}") -> str:
+    """The median, and lowest and highest if there are several."""
+    known = sorted(value for value in values if value)
+    if len(known) < 2:
+        return how.format(known[0]) if known else ""
+    return f"{how.format(median(known))} ({how.format(known[0])}-{how.format(known[-1])})"
 
 
 def _where(date: str, setting: Line, line: Line) -> str:
