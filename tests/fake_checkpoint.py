@@ -58,12 +58,15 @@ def make_checkpoint(
     vocab: int = 64,
     shards: int = 2,
     quantized: bool = True,
-    vision: bool = False,
+    vision: bool | int = False,
     mtp: bool = False,
     seed: int = 0,
 ) -> Path:
-    """Write a checkpoint folder with config, index, tokenizer files and `shards` shards; returns the
-    folder."""
+    """Write a checkpoint folder with config, index, tokenizer files and `shards` shards; returns the folder.
+
+    Args:
+        vision: with a vision tower, of so many blocks if it is a number; it comes after all other tensors.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     sizes: dict[str, Any] = {
         "layers": layers, "experts": experts, "hidden": hidden, "inner": inner, "vocab": vocab
@@ -71,7 +74,10 @@ def make_checkpoint(
     prefix = "language_model." if vision else ""
     every = list(tensors(**sizes, prefix=prefix, quantized=quantized))
     if vision:
-        every += [(f"vision_tower.blocks.{n}.attn.qkv.weight", "F16", (hidden, 3 * hidden)) for n in range(2)]
+        every += [
+            (f"vision_tower.blocks.{n}.attn.qkv.weight", "F16", (hidden, 3 * hidden))
+            for n in range(2 if vision is True else vision)
+        ]
     if mtp:
         every += [("mtp.fc.weight", "F16", (hidden, 2 * hidden)), ("mtp.norm.weight", "F32", (hidden,))]
     config: dict[str, Any] = {

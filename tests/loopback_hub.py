@@ -19,6 +19,7 @@ import os
 import re
 import secrets
 import socket
+import ssl
 import struct
 import sys
 import threading
@@ -153,6 +154,7 @@ class LoopbackHub:
         self.mirrors: dict[str, dict[str, Stored]] = {}
         self.faults: list[Fault] = []
         self.requests: list[Request] = []
+        self.connections = 0
         self.signatures: dict[str, tuple[str, float, Stored]] = {}
         self.lock = threading.Lock()
         self._servers = [_Server(self, "hub"), _Server(self, "cdn")]
@@ -186,15 +188,24 @@ class LoopbackHub:
         self.mirrors[name] = {path: Stored(content, lfs=False) for path, content in files.items()}
         return f"{self.endpoint}/mirror/{name}"
 
+    def encrypt(self, key: Path, certificate: Path) -> str:
+        """From now on the hub's own server speaks TLS; returns its address, by the name `localhost`."""
+        server = self._servers[0]
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(certificate, key)
+        server.socket = context.wrap_socket(server.socket, server_side=True)
+        return f"https://localhost:{server.server_port}"
+
     def body_bytes(self, match: str = "*") -> int:
         """Bytes of file bodies sent for files that match."""
         with self.lock:
             return sum(r.body_bytes for r in self.requests if r.file and fnmatch.fnmatch(r.file, match))
 
     def forget(self) -> None:
-        """Empty the record of requests."""
+        """Empty the record of requests and connections."""
         with self.lock:
             self.requests.clear()
+            self.connections = 0
 
     def expire_signatures(self) -> None:
         """Make every storage address handed out so far worthless."""
@@ -262,6 +273,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     def setup(self) -> None:
         super().setup()
+        with self.server.hub.lock:
+            self.server.hub.connections += 1
         self.connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     # -- answers -----------------------------------------------------------------------------------

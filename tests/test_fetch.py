@@ -5,15 +5,20 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import shutil
+import subprocess
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from loopback_hub import Fault, LoopbackHub
-from swiftlet_repack.fetch import Fetcher, RemoteFile
+from swiftlet_repack.fetch import Fetcher
 from swiftlet_repack.hub import Hub
 from swiftlet_repack.mirror import Mirror
+from swiftlet_repack.origin import RemoteFile
 from swiftlet_repack.patience import Patience, Retry
 
 from swiftlet_mlx.errors import (
@@ -39,6 +44,16 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[LoopbackHub]:
     with LoopbackHub() as running:
         running.repo("Org/Model", {"config.json": b'{"a": 1}', NAME: DATA})
         yield running
+
+
+@pytest.fixture(autouse=True)
+def direct(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Long bodies are read past the client here, as in earnest; short ones are not."""
+    monkeypatch.setattr("swiftlet_repack.fetch.DIRECT_BYTES", 200_000)
+
+
+def through_the_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("swiftlet_repack.fetch.DIRECT_BYTES", 1 << 40)
 
 
 class Line:
@@ -79,9 +94,85 @@ def test_the_token_goes_to_the_hub_and_never_to_the_storage_host(hub: LoopbackHu
     assert {(r.where, r.authorized) for r in hub.requests} == {("hub", True), ("cdn", False)}
 
 
+def test_short_ranges_share_a_connection_and_a_long_one_keeps_its_own(
+    hub: LoopbackHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from huggingface_hub import close_session
+
+    line = Line(hub)
+    close_session()
+    for start in range(0, 500_000, 100_000):
+        assert line.read(start, start + 100_000) == DATA[start : start + 100_000]
+    assert hub.connections == 2  # the hub's and the storage host's
+    for _ in range(2):
+        assert line.read() == DATA
+    assert hub.connections == 3  # the first long body took the connection that was there
+    through_the_client(monkeypatch)
+    for _ in range(3):
+        assert line.read() == DATA
+    assert hub.connections == 4
+
+
+def test_a_long_body_comes_in_few_blocks(hub: LoopbackHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("swiftlet_repack.fetch.BLOCK_SECONDS", 10)
+    line, blocks = Line(hub), list[tuple[int, int]]()
+    for _ in range(2):
+        line.fetcher.stream(line.files[NAME], 0, len(DATA), lambda at, block: blocks.append((at, len(block))))
+        assert blocks == [(0, len(DATA))]
+        blocks.clear()
+        through_the_client(monkeypatch)
+
+
+def test_what_a_slow_line_brings_is_handed_on_soon(hub: LoopbackHub) -> None:
+    hub.bytes_per_second = 1_000_000
+    line, blocks = Line(hub), list[int]()
+    line.fetcher.stream(line.files[NAME], 0, 400_000, lambda at, block: blocks.append(len(block)))
+    assert sum(blocks) == 400_000
+    assert max(blocks) < 200_000
+
+
+def test_an_encrypted_line_gives_the_same_bytes_and_a_wrong_certificate_is_named(
+    hub: LoopbackHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from huggingface_hub import close_session
+
+    openssl = shutil.which("openssl")
+    if openssl is None:
+        pytest.skip("needs openssl to make a certificate")
+    key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
+    words = "req -x509 -nodes -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -subj /CN=localhost -days 2"
+    names = ["-addext", "subjectAltName=DNS:localhost", "-keyout", str(key), "-out", str(certificate)]
+    subprocess.run([openssl, *words.split(), *names], check=True, capture_output=True)
+    address = hub.encrypt(key, certificate)
+    hub.mirror("m", {"a.bin": DATA})
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+    close_session()
+    try:
+        mirror = Mirror(f"{address}/mirror/m")
+        fetcher = Fetcher(mirror, patience=HASTY)
+        file = fetcher.probe("a.bin", mirror.address("a.bin"))
+        assert file is not None
+        for _ in range(2):
+            hub.faults.append(Fault("close", "a.bin", at=300_000, times=1))
+            assert fetcher.read(file, 0, len(DATA)) == DATA
+            through_the_client(monkeypatch)
+        monkeypatch.delenv("SSL_CERT_FILE")
+        close_session()
+        with pytest.raises(NetworkFailed, match="certificate cannot be verified"):
+            fetcher.read(file, 0, 10)
+    finally:
+        monkeypatch.undo()
+        close_session()
+
+
+@pytest.mark.parametrize("way", ["direct", "client"])
 @pytest.mark.parametrize("cut", [0, 1, 65_536, 300_000, 699_999])
 @pytest.mark.parametrize("kind", ["drop", "close"])
-def test_a_lost_connection_goes_on_where_it_stopped(hub: LoopbackHub, kind: str, cut: int) -> None:
+def test_a_lost_connection_goes_on_where_it_stopped(
+    hub: LoopbackHub, kind: str, cut: int, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if way == "client":
+        through_the_client(monkeypatch)
     hub.faults.append(Fault(kind, NAME, at=cut, times=1))
     line = Line(hub)
     assert line.read() == DATA
@@ -100,9 +191,14 @@ def test_a_line_that_drops_every_time_still_finishes(hub: LoopbackHub) -> None:
     assert Line(hub).read() == DATA
 
 
-def test_a_silent_connection_is_given_up_and_continued(hub: LoopbackHub) -> None:
+@pytest.mark.parametrize("way", ["direct", "client"])
+def test_a_silent_connection_is_given_up_and_continued(
+    hub: LoopbackHub, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if way == "client":
+        through_the_client(monkeypatch)
     hub.faults.append(Fault("stall", NAME, at=200_000, value=3, times=1))
-    line = Line(hub)
+    line = Line(hub, patience=replace(HASTY, stall_seconds=0.3))
     begin = time.monotonic()
     assert line.read() == DATA
     assert time.monotonic() - begin < 2.5

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import random
@@ -13,11 +14,13 @@ from typing import Any
 import pytest
 from fake_checkpoint import make_checkpoint
 from loopback_hub import Content, Fault, LoopbackHub, folder_files
-from swiftlet_repack.install import Installation, Outcome, Outline
+from swiftlet_repack.install import Installation, Outcome
+from swiftlet_repack.outline import Outline
+from swiftlet_repack.pace import Pace
 from swiftlet_repack.patience import Patience
 from swiftlet_repack.sources import Hub, Mirror
-from swiftlet_repack.staging import allocated_bytes
-from swiftlet_repack.transfer import Pace, Progress
+from swiftlet_repack.staging import MARGIN_BYTES, allocated_bytes
+from swiftlet_repack.transfer import Progress
 from swiftlet_repack.verify import verify
 from swiftlet_repack.write import repack_checkpoint
 
@@ -26,6 +29,7 @@ from swiftlet_mlx.errors import (
     Cancelled,
     DiskFull,
     HashMismatch,
+    InstallError,
     NetworkFailed,
     NotResumable,
     SourceBroken,
@@ -169,17 +173,48 @@ def test_a_header_that_is_wrong_but_plausible_never_places_bytes_for_good(hub: L
     shop.check()
 
 
-def test_disk_use_never_passes_the_container_by_more_than_a_journal(hub: LoopbackHub, tmp_path: Path) -> None:
-    shop = Shop(hub, tmp_path, shards=4, layers=4, experts=16, vision=True)
-    hub.bytes_per_second = 4_000_000
-    peak = [0]
+def peak_of(shop: Shop) -> tuple[Outline, int]:
+    """Install, and look at the disk at the worst moments: whenever a shard is verified, before it gives back what is
+    left out, and ten times a second."""
+    true_drop, peak = Installation._drop_spare, [0]
 
-    def watch(moment: Progress) -> None:
-        peak[0] = max(peak[0], allocated_bytes(shop.work._staging.folder))
+    def look(*_: Any) -> None:
+        peak.append(allocated_bytes(shop.work._staging.folder))
 
-    shop.install(watch)
+    def drop(self: Installation, delivery: Any) -> None:
+        look()
+        true_drop(self, delivery)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Installation, "_drop_spare", drop)
+        outline, _ = shop.install(look)
     shop.check()
-    assert 0 < peak[0] <= allocated_bytes(shop.output) + 200_000
+    return outline, max(peak)
+
+
+JOURNAL_BYTES = 200_000
+
+
+def test_the_vision_of_a_model_in_several_shards_takes_no_more_disk_than_the_container(
+    hub: LoopbackHub, tmp_path: Path
+) -> None:
+    shop = Shop(hub, tmp_path, shards=4, layers=4, experts=16, quantized=False, vision=40)
+    vision = 40 * 64 * 192 * 2
+    assert vision > 4 * JOURNAL_BYTES
+    outline, peak = peak_of(shop)
+    final = allocated_bytes(shop.output)
+    assert 0 < peak <= final + JOURNAL_BYTES
+    assert outline.needed_bytes <= outline.output_bytes + MARGIN_BYTES
+
+
+def test_the_vision_of_a_model_in_one_shard_is_planned_for(hub: LoopbackHub, tmp_path: Path) -> None:
+    shop = Shop(hub, tmp_path, shards=1, layers=2, experts=16, quantized=False, vision=40)
+    vision = 40 * 64 * 192 * 2
+    outline, peak = peak_of(shop)
+    final = allocated_bytes(shop.output)
+    assert final + vision - JOURNAL_BYTES < peak <= final + vision + JOURNAL_BYTES
+    assert outline.output_bytes + vision <= outline.needed_bytes - MARGIN_BYTES + JOURNAL_BYTES
+    assert peak <= outline.needed_bytes
 
 
 def test_the_bytes_left_out_are_gone_from_the_disk_once_their_shard_is_verified(shop: Shop) -> None:
@@ -326,15 +361,53 @@ def test_a_disk_that_fills_up_keeps_what_it_has(shop: Shop, monkeypatch: pytest.
     assert outline.missing_bytes < shop.total() * 0.8
 
 
+@pytest.mark.parametrize("code", [errno.EACCES, errno.EROFS, errno.EPERM], ids=errno.errorcode.get)
+def test_a_folder_that_may_not_be_written_is_said_and_nothing_is_fetched(
+    shop: Shop, code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The system's refusal is made up, since root may write everywhere."""
+    true_mkdir = os.mkdir
+
+    def refuse(path: Any, *args: Any, **options: Any) -> None:
+        if str(path).startswith(str(shop.output)):
+            raise OSError(code, os.strerror(code), str(path))
+        true_mkdir(path, *args, **options)
+
+    monkeypatch.setattr(os, "mkdir", refuse)
+    with pytest.raises(InstallError, match=r"out.qpack.partial.*choose another --output") as caught:
+        shop.install()
+    assert os.strerror(code) in str(caught.value)
+    assert shop.hub.requests == []
+    assert sorted(p.name for p in shop.folder.iterdir()) == ["Model"]
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere; the test above stands in")
 def test_a_folder_without_permission_is_said(shop: Shop) -> None:
-    if os.geteuid() == 0:
-        pytest.skip("root may write everywhere")
     shop.folder.chmod(0o500)
     try:
-        with pytest.raises(SwiftletError, match="another --output"):
+        with pytest.raises(InstallError, match="another --output"):
             shop.install()
     finally:
         shop.folder.chmod(0o700)
+
+
+def test_a_disk_that_turns_read_only_keeps_what_it_has(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    true_open, budget = os.open, [6]
+
+    def refuse(path: Any, flags: int, *args: Any, **options: Any) -> int:
+        if flags & os.O_RDWR and "out.qpack.partial" in str(path) and "journal" not in str(path):
+            budget[0] -= 1
+            if budget[0] < 0:
+                raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+        return true_open(path, flags, *args, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", refuse)
+        with pytest.raises(SwiftletError, match=r"out.qpack.partial.*Read-only"):
+            shop.install()
+    assert not shop.output.exists()
+    shop.install()
+    shop.check()
 
 
 def test_a_plan_of_another_version_is_not_continued(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,7 +23,7 @@ from pathlib import Path
 from swiftlet_repack.patience import Patience
 from swiftlet_repack.install import Installation
 from swiftlet_repack.sources import Hub
-from swiftlet_repack.transfer import Pace
+from swiftlet_repack.pace import Pace
 
 pace = Pace(streams=3, span_bytes=50_000, record_bytes=8_192, record_seconds=0.05)
 with Installation(Hub("Org/Model"), Path(sys.argv[1]), patience=Patience(first_wait=0.01), pace=pace) as work:

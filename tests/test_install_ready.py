@@ -12,10 +12,12 @@ from typing import Any
 import pytest
 from fake_checkpoint import make_container, put_hashes
 from loopback_hub import Fault, LoopbackHub, folder_files
-from swiftlet_repack.install import Installation, Outcome, Outline, check_room
+from swiftlet_repack.install import Installation, Outcome
+from swiftlet_repack.outline import Outline, check_room
+from swiftlet_repack.pace import Pace
 from swiftlet_repack.patience import Patience
 from swiftlet_repack.sources import Hub, Mirror, Source
-from swiftlet_repack.transfer import Pace, Progress
+from swiftlet_repack.transfer import Progress
 
 from swiftlet_mlx.errors import (
     Cancelled,

@@ -14,12 +14,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from loopback_hub import Fault, LoopbackHub
+from swiftlet_repack.delivery import Delivery
 from swiftlet_repack.fetch import Fetcher
+from swiftlet_repack.hashing import FileHashes
 from swiftlet_repack.hub import Hub, Listing
 from swiftlet_repack.journal import Journal
+from swiftlet_repack.pace import Pace
 from swiftlet_repack.patience import Patience
 from swiftlet_repack.places import Places, Route, Segment
-from swiftlet_repack.transfer import Delivery, Pace, Progress, Transfer
+from swiftlet_repack.transfer import Progress, Transfer
 
 from swiftlet_mlx.errors import Cancelled, DiskFull, HashMismatch, NetworkFailed, SwiftletError
 
@@ -39,6 +42,7 @@ FILES = {
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[LoopbackHub]:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    monkeypatch.setattr("swiftlet_repack.fetch.DIRECT_BYTES", 80_000)  # most spans here, as in earnest
     with LoopbackHub() as running:
         running.repo("Org/Model", FILES)
         yield running
@@ -69,6 +73,9 @@ class Run:
         self.listing: Listing | None = None
         self.cancel = threading.Event()
         self.seen: list[Progress] = []
+        self.passing: dict[str, int] = {}
+        self.on_verified: Callable[[Delivery], None] | None = None
+        self.transfer: Transfer
         folder.mkdir(exist_ok=True)
 
     def go(
@@ -82,14 +89,16 @@ class Run:
         fetcher = Fetcher(self.origin, patience=patience, cancel=self.cancel)
         if self.listing is None:
             self.listing = self.origin.listing(fetcher)
-        self.deliveries = [Delivery(f, scattered(f.name, f.size)) for f in self.listing.files.values()]
+        files = sorted(self.listing.files.values(), key=lambda f: -self.passing.get(f.name, 0))
+        self.deliveries = [Delivery(f, scattered(f.name, f.size), self.passing.get(f.name, 0)) for f in files]
         with Journal.open(self.folder / "journal") as journal, Places(self.folder) as places:
             journal.begin({"commit": self.listing.commit})
-            transfer = Transfer(
-                self.deliveries, fetcher, places, journal, pace=pace, on_progress=watch or self.seen.append
-            )
-            transfer.run()
-        return transfer
+            self.transfer = Transfer(
+                self.deliveries, fetcher, places, journal, pace=pace, on_progress=watch or self.seen.append,
+                on_verified=self.on_verified,
+            )  # fmt: skip
+            self.transfer.run()
+        return self.transfer
 
     def check(self) -> None:
         with Places(self.folder) as places:
@@ -139,6 +148,86 @@ def test_a_second_run_fetches_nothing(hub: LoopbackHub, tmp_path: Path) -> None:
     run.go()
     run.check()
     assert hub.requests == []
+
+
+def test_streams_wait_for_the_hashes_but_not_for_what_an_earlier_run_left(
+    hub: LoopbackHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("swiftlet_repack.transfer.AHEAD_BYTES", 50_000)
+    monkeypatch.setattr("swiftlet_repack.transfer.HASH_BYTES", 10_000)
+    monkeypatch.setattr("swiftlet_repack.transfer.LOOK_BYTES", 10_000)
+    true_update, ahead = FileHashes.update, [0]
+
+    def slow(self: FileHashes, block: Any) -> None:
+        time.sleep(0.003)
+        true_update(self, block)
+        if len(block) == 10_000:
+            ahead.append(run.transfer._progress.fetched_bytes - run.transfer._progress.hashed_bytes)
+
+    monkeypatch.setattr(FileHashes, "update", slow)
+    pace = Pace(streams=2, span_bytes=30_000, last_span_bytes=30_000, record_bytes=10_000)
+    hub.bytes_per_second = 6_000_000  # four times what is hashed a second
+    run = Run(hub, tmp_path)
+    run.go(pace)
+    run.check()
+    assert 0 < max(ahead) <= 250_000
+    with Journal.open(tmp_path / "journal") as journal:
+        lines = journal.path.read_bytes().splitlines(keepends=True)
+    kept = [line for line in lines if b"verified" not in line]
+    (tmp_path / "journal").write_bytes(b"".join(kept[:-1] if b"done" in kept[-1] else kept))
+    hub.forget()
+    run.go(pace)  # all is here and nothing is verified: everything is hashed again, nobody is waited for
+    run.check()
+    assert hub.body_bytes("*.safetensors") <= 2 * 30_000
+
+
+def test_what_only_passes_through_lies_in_the_place_of_what_is_still_to_come(
+    hub: LoopbackHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of b, 200,000 bytes are given back once it is verified; while they lie there, as much of a must not."""
+    held, true_update = [200_000], FileHashes.update
+
+    def slow(self: FileHashes, block: Any) -> None:
+        time.sleep(0.004)
+        true_update(self, block)
+
+    def verified(delivery: Delivery) -> None:
+        if delivery.passing_bytes:
+            moment = run.transfer._progress
+            fetched_of_a = moment.done_bytes - len(FILES["b.safetensors"])
+            held.append(fetched_of_a)
+
+    monkeypatch.setattr(FileHashes, "update", slow)
+    monkeypatch.setattr("swiftlet_repack.transfer.HASH_BYTES", 10_000)
+    run = Run(hub, tmp_path)
+    run.passing, run.on_verified = {"b.safetensors": 200_000}, verified
+    run.go()
+    run.check()
+    assert 0 < held[1] <= len(FILES["a.safetensors"]) + len(FILES["config.json"]) - 200_000
+
+
+@given(
+    holes=st.lists(st.tuples(st.integers(0, 50), st.integers(1, 5000)), max_size=6),
+    after=st.integers(0, 9000), span=st.integers(1, 900), last=st.integers(1, 900), streams=st.integers(1, 5),
+)  # fmt: skip
+def test_spans_follow_each_other_and_shrink_towards_the_end(
+    holes: list[tuple[int, int]], after: int, span: int, last: int, streams: int
+) -> None:
+    gaps, at = list[tuple[int, int]](), 0
+    for skipped, length in holes:
+        gaps.append((at + skipped, at + skipped + length))
+        at += skipped + length + 1
+    pace = Pace(streams=streams, span_bytes=span, last_span_bytes=last)
+    spans = list(pace.cut(gaps, after))
+    left = after + sum(stop - start for start, stop in gaps)
+    for start, stop in gaps:
+        inside = [s for s in spans if start <= s[0] < stop]
+        assert [a for a, _ in inside] == [start, *(b for _, b in inside[:-1])]
+        assert inside[-1][1] == stop
+    for start, stop in spans:
+        assert 0 < stop - start <= max(1, min(span, max(last, left // streams)))
+        left -= stop - start
+    assert left == after
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -204,7 +293,7 @@ def test_a_flipped_byte_is_found_named_and_mended(hub: LoopbackHub, tmp_path: Pa
 def test_only_what_lies_before_the_wrong_byte_travels_again(
     hub: LoopbackHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("swiftlet_repack.transfer.REPAIR_BYTES", 10_000)
+    monkeypatch.setattr("swiftlet_repack.mend.REPAIR_BYTES", 10_000)
     hub.faults.append(Fault("corrupt", "a.safetensors", at=123_456, times=1))
     run = Run(hub, tmp_path)
     run.go()
@@ -213,7 +302,7 @@ def test_only_what_lies_before_the_wrong_byte_travels_again(
 
 
 def test_several_wrong_places_are_all_mended(hub: LoopbackHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("swiftlet_repack.transfer.REPAIR_BYTES", 10_000)
+    monkeypatch.setattr("swiftlet_repack.mend.REPAIR_BYTES", 10_000)
     places = [5, 150_000, 250_001, 420_000, 639_999]
     hub.faults.extend(Fault("corrupt", "a.safetensors", at=at, times=1) for at in places)
     run = Run(hub, tmp_path)

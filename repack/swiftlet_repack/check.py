@@ -17,16 +17,18 @@ from swiftlet_mlx.errors import HashMismatch
 from swiftlet_mlx.qpack import HASHES, Container, open_container
 from swiftlet_mlx.safetensors import read_header
 
-from .fetch import Fetcher, RemoteFile
+from .delivery import Delivery, whole
+from .fetch import Fetcher
 from .hashing import FileHashes
 from .hub import Listing
 from .journal import Journal
-from .places import Places, Route, Segment
+from .pace import Pace
+from .places import Places, Route
 from .plan import TensorFile, make_plan
 from .ready import head_files, plan_ready
 from .remote import in_the_name_of, open_remote, spare
 from .sources import Source, is_ready_container
-from .transfer import Delivery, Pace, Transfer
+from .transfer import Transfer
 
 OnProgress = Callable[[int, int, str], None]
 
@@ -95,10 +97,10 @@ def _compare(
 
 
 def _ready(listing: Listing, fetcher: Fetcher, places: Places, journal: Journal) -> list[Delivery]:
-    heads = [_whole(file) for file in head_files(listing).values()]
+    heads = [whole(file) for file in head_files(listing).values()]
     Transfer(heads, fetcher, places, journal).run()
     files = plan_ready(listing, places.root).files
-    return [_whole(file) for name, file in files.items() if name != HASHES]
+    return [whole(file) for name, file in files.items() if name != HASHES]
 
 
 def _checkpoint(
@@ -117,7 +119,7 @@ def _checkpoint(
         Delivery(file, Route(file.size, plan.segments(name, file.size, spare(name))))
         for name, file in remote.shards.items()
     ]
-    copied = [_whole(listing.files[name]) for name in plan.copied if (container.path / name).is_file()]
+    copied = [whole(listing.files[name]) for name in plan.copied if (container.path / name).is_file()]
     return shards + copied
 
 
@@ -139,7 +141,3 @@ def _as_stored(container: Container, file: TensorFile) -> TensorFile:
 
 def _bare(name: str) -> str:
     return name.removeprefix("language_model.")  # both kinds of version 1 container
-
-
-def _whole(file: RemoteFile) -> Delivery:
-    return Delivery(file, Route(file.size, [Segment(0, file.size, file.name)]))

@@ -31,10 +31,11 @@ from swiftlet_mlx.library import SUFFIX, models_folder
 from . import transfer
 from .check import check_against
 from .fetch import Fetcher
-from .install import Installation, Outcome, Outline, check_room
+from .install import Installation, Outcome
+from .outline import Outline, check_room
+from .pace import Pace
 from .patience import Retry
 from .sources import Hub, Mirror, Source, folder_name
-from .transfer import Pace
 
 PLAIN_SECONDS = 5.0  # between two lines where there is no terminal
 

@@ -14,10 +14,11 @@ from pathlib import Path
 
 from swiftlet_mlx.errors import Cancelled
 
+from .delivery import Delivery, Repair
 from .hashing import hash_files
 from .journal import Journal
 from .staging import in_words
-from .transfer import Delivery, Progress, Repair
+from .transfer import Progress
 
 
 class EarlyHashes:

@@ -65,7 +65,7 @@ class FileHashes:
         twin.sha256, twin._git = self.sha256.copy(), self._git and self._git.copy()
         return twin
 
-    def update(self, block: bytes | bytearray) -> None:
+    def update(self, block: bytes | memoryview) -> None:
         self.sha256.update(block)
         if self._git is not None:
             self._git.update(block)

@@ -36,7 +36,9 @@ from swiftlet_mlx.errors import (
 )
 from swiftlet_mlx.qpack import safe_relative
 
-from .fetch import BUSY, Fetcher, RemoteFile
+from .answers import BUSY
+from .fetch import Fetcher
+from .origin import RemoteFile
 from .patience import TryAgain, retry_after
 
 LIBRARY = "swiftlet-mlx"

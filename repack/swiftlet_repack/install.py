@@ -18,15 +18,18 @@ from types import TracebackType
 from typing import Any
 
 from swiftlet_mlx.config import ModelConfig
-from swiftlet_mlx.errors import Cancelled, DiskFull, NotResumable, SourceBroken, SourceChanged
+from swiftlet_mlx.errors import Cancelled, NotResumable, SourceBroken, SourceChanged
 from swiftlet_mlx.library import ORIGIN
 from swiftlet_mlx.qpack import DENSE, HASHES, LayerTable, open_container, to_json
 from swiftlet_mlx.units import size
 
+from .delivery import Delivery, Repair, whole
 from .early import EarlyHashes
-from .fetch import Fetcher, RemoteFile
+from .fetch import Fetcher
 from .hub import Listing
 from .journal import sync_folder
+from .outline import Outline, beyond_bytes
+from .pace import Pace
 from .patience import Patience, Retry
 from .places import Places, Route, Segment
 from .plan import Plan, make_plan, small_text
@@ -34,30 +37,10 @@ from .ready import head_files, plan_ready
 from .remote import in_the_name_of, open_remote, spare
 from .sources import Source, is_ready_container
 from .staging import MARGIN_BYTES, Staging, allocated_bytes, free_bytes, in_words
-from .transfer import Delivery, Pace, Progress, Repair, Transfer
+from .transfer import Progress, Transfer
 from .write import write_rest
 
 HASHERS = 2
-
-
-@dataclass(frozen=True, slots=True)
-class Outline:
-    """What is about to happen, before anything large is fetched. Sizes are bytes."""
-
-    source: str
-    commit: str | None
-    output: Path
-    ready: bool  # a container that is copied; otherwise a checkpoint that is repacked on the way
-    resumed: bool
-    download_bytes: int  # in all
-    missing_bytes: int  # of these, still to come
-    output_bytes: int
-    needed_bytes: int  # disk space still to be taken
-    free_bytes: int
-    dense_bytes: int
-    token_bytes: int  # experts that one token reads: with less cache than that, speed suffers
-    left_out: tuple[str, ...]
-    warnings: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,11 +213,11 @@ class Installation:
             )
 
     def _plan_ready(self, listing: Listing, places: Places) -> Job:
-        heads = [_as_it_is(file) for file in head_files(listing).values()]
+        heads = [whole(file) for file in head_files(listing).values()]
         Transfer(heads, self.fetcher, places, self._journal, pace=self.pace).run()
         plan = plan_ready(listing, places.root)
         return Job(
-            deliveries=tuple(_as_it_is(file) for file in plan.files.values()),
+            deliveries=tuple(whole(file) for file in plan.files.values()),
             sizes={name: file.size for name, file in plan.files.items()},
             tables=plan.tables,
             config=plan.config,
@@ -249,15 +232,13 @@ class Installation:
         with in_the_name_of(listing.source, folder):
             plan = make_plan(remote.checkpoint)
             small = {**{name: small_text(folder, name) for name in plan.copied}, **plan.written}
-        deliveries = [
-            Delivery(file, Route(file.size, plan.segments(name, file.size, spare(name))))
-            for name, file in remote.shards.items()
-        ]
         headers = {name: header.data_start for name, header in remote.headers.items()}
-        # What is left out is kept until its shard is verified. Those shards come first, while the disk is
-        # emptiest, so
-        # that the peak is the container's own size.
-        deliveries.sort(key=lambda d: -_spare_bytes(d, headers[d.file.name]))
+        deliveries = []
+        for name, file in remote.shards.items():
+            segments = plan.segments(name, file.size, spare(name))
+            left_out = sum(s.size for s in segments if s.target == spare(name)) - headers[name]
+            deliveries.append(Delivery(file, Route(file.size, segments), left_out))
+        deliveries.sort(key=lambda d: -d.passing_bytes)  # what is left out comes while the disk is emptiest
         return Job(
             deliveries=tuple(deliveries),
             sizes=plan.large_sizes,
@@ -287,7 +268,7 @@ class Installation:
             download_bytes=total,
             missing_bytes=missing,
             output_bytes=output,
-            needed_bytes=max(0, output + MARGIN_BYTES - taken),
+            needed_bytes=max(0, output + beyond_bytes(job.deliveries) + MARGIN_BYTES - taken),
             free_bytes=free_bytes(self.output.parent),
             dense_bytes=job.sizes.get(DENSE, 0),
             token_bytes=sum(table.payload_bytes * max(top_k, 1) for table in job.tables.values()),
@@ -337,25 +318,3 @@ class Installation:
         if self._transfer is not None:
             self._transfer.count_retry(retry)
         self._on_retry(retry)
-
-
-def check_room(outline: Outline) -> None:
-    """Refuse to begin what cannot end.
-
-    Raises:
-        DiskFull: naming what is needed and what is free.
-    """
-    if outline.free_bytes < outline.needed_bytes:
-        raise DiskFull(
-            f"{outline.output.parent}: {size(outline.needed_bytes)} are needed there, "
-            f"{size(outline.free_bytes)} are free. Make room, or choose another --output"
-        )
-
-
-def _spare_bytes(delivery: Delivery, header_bytes: int) -> int:
-    target = spare(delivery.file.name)
-    return sum(s.size * s.count for s in delivery.route.segments if s.target == target) - header_bytes
-
-
-def _as_it_is(file: RemoteFile) -> Delivery:
-    return Delivery(file, Route(file.size, [Segment(0, file.size, file.name)]))

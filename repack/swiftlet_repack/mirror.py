@@ -27,8 +27,9 @@ from swiftlet_mlx.errors import (
 )
 from swiftlet_mlx.qpack import HASHES, MAX_FILES, MAX_JSON_BYTES, safe_relative
 
-from .fetch import Fetcher, RemoteFile
+from .fetch import Fetcher
 from .hub import Listing
+from .origin import RemoteFile
 
 LOOK_UPS = 4  # files asked about at once
 

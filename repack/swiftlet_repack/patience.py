@@ -48,6 +48,7 @@ class TryAgain(Exception):
         retry_after: seconds that the server asked for; every stream then waits.
         wrong: the error to raise if this keeps happening although the server answers.
         renew: only an address has aged; the first such failure in a row costs no wait.
+        stale: the address that was asked is not to be asked again.
     """
 
     def __init__(
@@ -57,9 +58,11 @@ class TryAgain(Exception):
         retry_after: float | None = None,
         wrong: SwiftletError | None = None,
         renew: bool = False,
+        stale: bool = False,
     ) -> None:
         super().__init__(reason)
-        self.reason, self.retry_after, self.wrong, self.renew = reason, retry_after, wrong, renew
+        self.reason, self.retry_after, self.wrong = reason, retry_after, wrong
+        self.renew, self.stale = renew, stale
 
 
 class Tries:

@@ -20,7 +20,7 @@ from swiftlet_mlx.errors import DiskFull, RepackError
 from swiftlet_mlx.qpack import safe_relative
 
 STATE = ".install"  # folder inside the staging folder for what is not part of the result; gone when it is finished
-MAX_READ_BYTES = 1 << 22  # large enough for full disk speed, small enough to hash from a cache
+MAX_READ_BYTES = 1 << 20  # large enough for full disk speed, small enough to hash from a cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,24 +147,36 @@ class Places:
                 raise self.refusal(error, piece.target) from None
             view = view[piece.length :]
 
-    def read(self, route: Route, start: int, stop: int) -> Iterator[bytes]:
-        """Read source bytes `[start, stop)` back from where they belong, in order, in blocks of at most 4
-        MiB.
+    def blocks(self, route: Route, start: int, stop: int, buffer: memoryview) -> Iterator[memoryview]:
+        """Read source bytes `[start, stop)` back from where they belong, in order, a full buffer at a time.
+
+        Args:
+            buffer: every block is a view of it, so each is valid only until the next is asked for.
 
         Raises:
             RepackError: if a file cannot be read or ends too early.
         """
+        filled = 0
         for piece in route.pieces(start, stop):
             offset, left = piece.offset, piece.length
             while left:
                 try:
-                    block = os.pread(self._fd(piece.target), min(left, MAX_READ_BYTES), offset)
+                    count = os.preadv(self._fd(piece.target), [buffer[filled : filled + left]], offset)
                 except OSError as error:
                     raise self.refusal(error, piece.target) from None
-                if not block:
+                if not count:
                     raise RepackError(f"{self.path(piece.target)}: ends at byte {offset}, {left} more were expected")
-                yield block
-                offset, left = offset + len(block), left - len(block)
+                filled, offset, left = filled + count, offset + count, left - count
+                if filled == len(buffer):
+                    yield buffer
+                    filled = 0
+        if filled:
+            yield buffer[:filled]
+
+    def read(self, route: Route, start: int, stop: int) -> Iterator[bytes]:
+        """The same in blocks that may be kept."""
+        buffer = memoryview(bytearray(max(1, min(stop - start, MAX_READ_BYTES))))
+        yield from map(bytes, self.blocks(route, start, stop, buffer))
 
     def sync(self, targets: Iterable[str]) -> None:
         """Make what was written to these files survive a power cut.
@@ -188,6 +200,9 @@ class Places:
         return RepackError(f"{self.root / target}: {error.strerror or error}")
 
     def _fd(self, target: str) -> int:
+        fd = self._fds.get(target)
+        if fd is not None:
+            return fd
         with self._lock:
             if self._closed:
                 raise RepackError(f"{self.root}: already closed")

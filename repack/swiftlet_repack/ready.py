@@ -38,9 +38,9 @@ from swiftlet_mlx.qpack import (
     safe_relative,
 )
 
-from .fetch import RemoteFile
 from .hub import Listing
 from .mirror import parse_hashes
+from .origin import RemoteFile
 from .places import STATE
 from .plan import SMALL_FILES
 

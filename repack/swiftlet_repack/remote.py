@@ -20,12 +20,15 @@ from swiftlet_mlx.errors import SafetensorsError, SourceBroken, SwiftletError
 from swiftlet_mlx.qpack import CONFIG
 from swiftlet_mlx.safetensors import PREFIX_BYTES, Header, header_length, parse_header
 
-from .fetch import Fetcher, RemoteFile
+from .delivery import whole
+from .fetch import Fetcher
 from .hub import Listing
 from .journal import Journal, sync_folder
+from .origin import RemoteFile
+from .pace import Pace
 from .places import STATE, Places, Route, Segment
 from .plan import SMALL_FILES
-from .transfer import Delivery, Pace, Transfer
+from .transfer import Transfer
 
 SPARE = f"{STATE}/spare"
 _SMALL_BYTES = 100_000_000  # tokenizers reach 30 MB
@@ -72,7 +75,7 @@ def open_remote(listing: Listing, fetcher: Fetcher, places: Places, journal: Jou
     folder = places.root / at
     folder.mkdir(parents=True, exist_ok=True)
     small = small_files(listing)
-    deliveries = [Delivery(f, Route(f.size, [Segment(0, f.size, f"{at}/{f.name}")])) for f in small.values()]
+    deliveries = [whole(f, f"{at}/{f.name}") for f in small.values()]
     Transfer(deliveries, fetcher, places, journal, pace=pace).run()
     for name, file in small.items():
         if not file.size:

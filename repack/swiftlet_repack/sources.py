@@ -11,9 +11,10 @@ from typing import Protocol
 
 from swiftlet_mlx.qpack import LAYOUT, MANIFEST
 
-from .fetch import Fetcher, Origin
+from .fetch import Fetcher
 from .hub import Hub, Listing
 from .mirror import Mirror
+from .origin import Origin
 
 
 class Source(Origin, Protocol):

@@ -4,9 +4,8 @@ there.
 Knows deliveries (a remote file and where its bytes go), streams and hashes; not hubs, tensors or terminals.
 What is hashed is what is read back from the places, in source order, so a hash that fits vouches for the
 network, for the scattering and for the disk. Invariant: a range is recorded in the journal only after its
-bytes were written, and as done only after they were flushed, by a thread of its own so that no stream waits
-for the disk. A file is recorded as verified only after all of it, as it lies on disk, had the hash that the
-source announced.
+bytes were written, and as done only after they were flushed. A file is recorded as verified only after all of it, as it
+lies on disk, had the hash that the source announced.
 """
 
 from __future__ import annotations
@@ -18,49 +17,24 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from swiftlet_mlx.errors import Cancelled, HashMismatch
+from swiftlet_mlx.errors import Cancelled
 
-from .fetch import Fetcher, RemoteFile
+from .delivery import Delivery, Repair
+from .fetch import Fetcher
+from .flush import Flusher
 from .hashing import FileHashes
 from .journal import Journal
+from .mend import mend
+from .pace import Pace
 from .patience import Retry
-from .places import Places, Route
+from .places import Places
 
-SYNC_BYTES = 64 << 20  # how much may wait to be flushed: what a power cut can cost
-SYNC_SECONDS = 5.0
 VERIFIERS = 2  # files hashed at once: one hash runs at 1 to 2 GB/s
+HASH_BYTES = 1 << 20  # read back at a time: stays in a core's cache between the read and the hash
+LOOK_BYTES = 16 << 20  # hashed between two looks at what has come
+AHEAD_BYTES = 64 << 20  # how far the hashes may be behind before a stream waits for them
 JOIN_SECONDS = 5.0  # a stream that waits for the network when everything stops is left to end by itself
-REPAIR_BYTES = 16 << 20  # how much is compared before the file is hashed again in the hope that this was all
-
-
-@dataclass(frozen=True, slots=True)
-class Delivery:
-    """One remote file and where its bytes belong."""
-
-    file: RemoteFile
-    route: Route
-
-    def __post_init__(self) -> None:
-        if self.route.size != self.file.size:
-            raise ValueError(f"{self.file.name} has {self.file.size} bytes, its route {self.route.size}")
-
-
-@dataclass(frozen=True, slots=True)
-class Pace:
-    """How the work is cut up.
-
-    `span_bytes` is one request: large enough that waiting for the first byte is small beside it.
-    `record_bytes` and `record_seconds`, whichever comes first, is what a kill can cost each stream.
-    """
-
-    streams: int = 4
-    span_bytes: int = 64 << 20
-    record_bytes: int = 4 << 20
-    record_seconds: float = 1.0
-
-    def __post_init__(self) -> None:
-        if min(self.streams, self.span_bytes, self.record_bytes) < 1:
-            raise ValueError(f"impossible pace {self}")
+WATCH_SECONDS = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,15 +51,6 @@ class Progress:
     retries: int = 0
     last_retry: Retry | None = None
     phase: Literal["fetching", "hashing"] = "fetching"
-
-
-@dataclass(frozen=True, slots=True)
-class Repair:
-    """Bytes `[start, stop)` of a source file that had arrived wrong and were fetched again."""
-
-    file: str
-    start: int
-    stop: int
 
 
 class Transfer:
@@ -119,11 +84,12 @@ class Transfer:
         self._on_verified = on_verified or (lambda delivery: None)
         self._changed = threading.Condition()
         self._spans: deque[tuple[Delivery, int, int]] = deque()
-        self._unflushed: list[tuple[Delivery, int, int]] = []
-        self._ended = threading.Event()
+        self._flusher = Flusher(places, journal, self._fail)
+        self._idle = threading.Event()
         self._unverified: deque[Delivery] = deque()
+        self._behind: dict[str, int] = {}  # bytes of a file that are in place and not hashed yet
         self._error: BaseException | None = None
-        self._working = 0
+        self._working = self._to_begin = self._passing = 0
         total = sum(d.file.size for d in self.deliveries)
         self._progress = Progress(total, files=len(self.deliveries))
 
@@ -139,20 +105,17 @@ class Transfer:
         self._spans.extend(self._missing())
         left = sum(stop - start for _, start, stop in self._spans)
         self._progress = replace(self._progress, done_bytes=self._progress.total_bytes - left)
+        self._to_begin, self._passing = left, sum(d.passing_bytes for d in self.deliveries)
         self._unverified.extend(self.deliveries)
         jobs = [self._fetch_spans] * min(self.pace.streams, len(self._spans)) + [self._verify] * VERIFIERS
         self._working = len(jobs)
-        flusher = threading.Thread(target=self._flush_often, daemon=True)
-        flusher.start()
+        self._flusher.start()
         threads = [threading.Thread(target=self._guard, args=(job,), daemon=True) for job in jobs]
         for thread in threads:
             thread.start()
         try:
-            while self._working:
-                with self._changed:
-                    self._changed.wait(0.1)
-                    moment = self._progress
-                self._on_progress(moment)
+            while not self._idle.wait(WATCH_SECONDS):
+                self._on_progress(self._progress)
         except BaseException:
             self.fetcher.cancel.set()
             raise
@@ -160,8 +123,7 @@ class Transfer:
             deadline = time.monotonic() + JOIN_SECONDS
             for thread in threads:
                 thread.join(max(0.0, deadline - time.monotonic()))
-            self._ended.set()
-            flusher.join()
+            self._flusher.finish()
         if self._error is not None:
             raise self._error
         self._on_progress(self._progress)
@@ -174,72 +136,78 @@ class Transfer:
     # -- streams ------------------------------------------------------------------------------------
 
     def _missing(self) -> Iterator[tuple[Delivery, int, int]]:
-        for delivery in self.deliveries:
-            name, size = delivery.file.name, delivery.file.size
-            holes = self.journal.missing(name, size)
-            if holes and not self.fetcher.ranged:
-                holes = [(holes[0][0], size)]  # each request is answered from byte 0: make it one request
-            step = self.pace.span_bytes if self.fetcher.ranged else max(size, 1)
-            for start, stop in holes:
-                for at in range(start, stop, step):
-                    yield delivery, at, min(at + step, stop)
+        holes = [(d, self.journal.missing(d.file.name, d.file.size)) for d in self.deliveries]
+        left = sum(stop - start for _, gaps in holes for start, stop in gaps)
+        for delivery, gaps in holes:
+            left -= sum(stop - start for start, stop in gaps)
+            if self.fetcher.ranged:
+                yield from ((delivery, start, stop) for start, stop in self.pace.cut(gaps, left))
+            elif gaps:  # each request is answered from byte 0: make it one request
+                yield delivery, gaps[0][0], delivery.file.size
 
     def _guard(self, job: Callable[[], None]) -> None:
         try:
             job()
         except BaseException as error:
-            with self._changed:
-                if self._error is None and not (isinstance(error, Cancelled) and self.fetcher.cancel.is_set()):
-                    self._error = error
-            self.fetcher.cancel.set()
+            if isinstance(error, Cancelled) and self.fetcher.cancel.is_set():
+                return
+            self._fail(error)
         finally:
             with self._changed:
                 self._working -= 1
+                if not self._working:
+                    self._idle.set()
                 if not self._working and self._error is None and self.fetcher.cancel.is_set():
                     self._error = Cancelled("stopped; repeat the same command to continue")
                 self._changed.notify_all()
+
+    def _fail(self, error: BaseException) -> None:
+        with self._changed:
+            self._error = self._error or error
+        self.fetcher.cancel.set()
 
     def _fetch_spans(self) -> None:
         while not self.fetcher.cancel.is_set():
             with self._changed:
                 if not self._spans:
                     return
+                if not self._has_place(*self._spans[0]):
+                    self._changed.wait(0.1)
+                    continue
                 delivery, start, stop = self._spans.popleft()
                 while not self.fetcher.ranged and self._spans and self._spans[0][:2] == (delivery, stop):
                     stop = self._spans.popleft()[2]  # ranges are ignored: one request for all that follows
+                self._to_begin -= stop - start
             self._update(current=delivery.file.name)
+            self._keep_pace()
             stream = _Stream(self, delivery, start)
             try:
                 self.fetcher.stream(delivery.file, start, stop, stream.sink)
             finally:
                 stream.flush()
 
-    def _record(self, delivery: Delivery, start: int, stop: int) -> None:
-        self.journal.wrote(delivery.file.name, start, stop)
-        with self._changed:
-            self._unflushed.append((delivery, start, stop))
-            self._changed.notify_all()
+    def _has_place(self, delivery: Delivery, start: int, stop: int) -> bool:
+        """Whether a span can be written without the disk holding more than the finished files: what only passes
+        through, and is not verified yet, lies in the place of what has not begun."""
+        return delivery.passing_bytes > 0 or self._passing <= self._to_begin - (stop - start)
 
-    def _flush_often(self) -> None:
-        """Flush what was written since the last time, then record it as done; once more at the end."""
-        last = False
-        while not last:
-            begin = time.monotonic()
-            while not (last := self._ended.wait(0.05)) and time.monotonic() - begin < SYNC_SECONDS:
-                with self._changed:
-                    if sum(stop - start for _, start, stop in self._unflushed) >= SYNC_BYTES:
-                        break
-            with self._changed:
-                batch, self._unflushed = self._unflushed, []
-            try:
-                targets = {p.target for d, start, stop in batch for p in d.route.pieces(start, stop)}
-                self.places.sync(targets)
-                self.journal.done(*((d.file.name, start, stop) for d, start, stop in batch))
-            except BaseException as error:
-                with self._changed:
-                    self._error = self._error or error
-                self.fetcher.cancel.set()
-                return
+    def _keep_pace(self) -> None:
+        """Wait while the hashes are far behind: what is left to hash when the last byte has come is time lost.
+
+        Only this run's bytes count, and only such as could be hashed now: neither what an earlier run left to hash
+        nor a stream that stands still keeps the others waiting.
+        """
+        with self._changed:
+            while not self.fetcher.cancel.is_set():
+                ahead = self._progress.fetched_bytes - self._progress.hashed_bytes
+                if min(ahead, sum(self._behind.values())) <= AHEAD_BYTES:
+                    return
+                self._changed.wait(0.02)
+
+    def _record(self, delivery: Delivery, start: int, stop: int) -> None:
+        self._flusher.wrote(delivery, start, stop)
+        with self._changed:
+            self._changed.notify_all()
 
     def _update(self, **fields: Any) -> None:
         with self._changed:
@@ -261,79 +229,39 @@ class Transfer:
             if delivery.file.name not in self.journal.verified and not self._verify_file(delivery):
                 return
             self._on_verified(delivery)
+            with self._changed:
+                self._passing -= delivery.passing_bytes
+                self._changed.notify_all()
             self._add(verified_files=1)
 
     def _verify_file(self, delivery: Delivery) -> bool:
         """Hash a file as its bytes come in; False if everything stops before the last."""
         file = delivery.file
         hashes, at = FileHashes(file.size, sha256=file.sha256, git_oid=file.git_oid), 0
+        buffer = memoryview(bytearray(min(HASH_BYTES, max(file.size, 1))))
         while at < file.size:
-            stop = self.journal.covered_to(file.name, at)
-            if stop == at:
-                with self._changed:
+            behind = self.journal.covered_to(file.name, at) - at
+            with self._changed:
+                self._behind[file.name] = behind
+                if not behind:
                     if self.fetcher.cancel.is_set():
                         return False
                     self._changed.wait(0.1)
-                continue
-            for block in self.places.read(delivery.route, at, stop):
+                    continue
+            for block in self.places.blocks(delivery.route, at, at + min(behind, LOOK_BYTES), buffer):
                 hashes.update(block)
                 at += len(block)
                 self._add(hashed_bytes=len(block))
                 if self.fetcher.cancel.is_set():
                     return False
+        with self._changed:
+            self._behind.pop(file.name, None)
         if not hashes.fit():
-            hashes = self._mend(delivery)
+            hashes = mend(delivery, self.fetcher, self.places, self.repairs.append)
         self.places.sync(delivery.route.targets())
         self.journal.done((file.name, 0, file.size))
         self.journal.mark_verified(file.name, hashes.sha256.hexdigest())
         return True
-
-    def _mend(self, delivery: Delivery) -> FileHashes:
-        """Fetch a file again piece by piece, compare with what is on disk, rewrite what differs, until the
-        hash fits.
-
-        A hash says that a file is wrong, not where; so the pieces before the wrong one travel again, but
-        nothing is written except the bytes that differ, and nothing after the last wrong piece is fetched.
-        """
-        file, repairs = delivery.file, list[Repair]()
-        right = FileHashes(file.size, sha256=file.sha256, git_oid=file.git_oid)
-        for start in range(0, file.size, REPAIR_BYTES):
-            stop = min(start + REPAIR_BYTES, file.size)
-            again = bytearray()
-            self.fetcher.stream(file, start, stop, lambda at, block, into=again: into.extend(block))  # type: ignore[misc]
-            right.update(again)
-            wrong = self._rewrite(delivery, start, again)
-            if wrong is None:
-                continue
-            repairs.append(wrong)
-            self.repairs.append(wrong)
-            if len(repairs) & (len(repairs) - 1) == 0:  # after 1, 2, 4, ... repairs: is the rest right as it is?
-                whole = right.copy()
-                for block in self.places.read(delivery.route, stop, file.size):
-                    whole.update(block)
-                if whole.fit():
-                    return whole
-        if right.fit():
-            return right
-        where = ", ".join(f"{r.start}-{r.stop - 1}" for r in repairs)
-        raise HashMismatch(
-            f"{file.name}: the bytes that the source sends do not have the hash it announces "
-            f"({file.sha256 or file.git_oid})"
-            + (f"; bytes {where} differed when fetched again" if where else "; the same bytes came twice")
-            + ". The file at the source is damaged: try another source, or the same command later"
-        )
-
-    def _rewrite(self, delivery: Delivery, start: int, right: bytearray) -> Repair | None:
-        """Replace what differs on disk from `right`; the bounds of the difference, or None."""
-        here = b"".join(self.places.read(delivery.route, start, start + len(right)))
-        if here == right:
-            return None
-        first = _common(lambda n: here[:n] == right[:n], len(here))
-        last = len(here) - _common(lambda n: here[len(here) - n :] == right[len(here) - n :], len(here))
-        self.places.write(delivery.route, start + first, bytes(right[first:last]))
-        pieces = delivery.route.pieces(start + first, start + last)
-        self.places.sync({piece.target for piece in pieces})
-        return Repair(delivery.file.name, start + first, start + last)
 
 
 class _Stream:
@@ -356,13 +284,3 @@ class _Stream:
             self._transfer._record(self._delivery, self._start, self._at)
             self._start = self._at
         self._due = time.monotonic() + self._transfer.pace.record_seconds
-
-
-def _common(equal: Callable[[int], bool], size: int) -> int:
-    """The largest n up to `size` for which `equal(n)` holds, given that it holds up to some n and then no
-    more."""
-    low, high = 0, size
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if equal(middle) else (low, middle - 1)
-    return low
