@@ -138,10 +138,10 @@ def same_cache(a: list[Any], b: list[Any]) -> bool:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("slots", [4, 7, 16])
 def test_prefill_equals_stock_to_the_bit_with_any_pool(kind: str, slots: int, streamed: Any) -> None:
-    tokens = ids(231)
-    plain, ours = stock(kind), streamed(kind, slots, chunk_tokens=50)
+    tokens = ids(121)
+    plain, ours = stock(kind), streamed(kind, slots, chunk_tokens=25)
     want, got = make_prompt_cache(plain), make_prompt_cache(ours.model)
-    for a, b in ((0, 100), (100, 130), (130, 230)):  # later parts continue a cached prefix, with a warm pool
+    for a, b in ((0, 60), (60, 75), (75, 120)):  # later parts continue a cached prefix, with a warm pool
         mx.eval(plain(mx.array([tokens[a:b]]), cache=want))
         mx.eval([c.state for c in want])
         prefill(ours.model, tokens[a:b], got)
@@ -163,11 +163,11 @@ def test_pools_of_a_few_slots_serve_a_whole_prompt(slots: int, streamed: Any) ->
 @pytest.mark.parametrize("height", [4, 64])
 def test_rows_in_tiles_give_the_same_bits(height: int, streamed: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(expert_pass, "tile_height", lambda rows, slots: height)  # what CUDA does
-    plain, ours = stock("qwen3_next"), streamed("qwen3_next", 7, chunk_tokens=50, chunks_ahead=1)
+    plain, ours = stock("qwen3_next"), streamed("qwen3_next", 7, chunk_tokens=25, chunks_ahead=1)
     want, got = make_prompt_cache(plain), make_prompt_cache(ours.model)
-    for a, b in ((0, 100), (100, 230)):
-        mx.eval(plain(mx.array([ids(230)[a:b]]), cache=want))
-        prefill(ours.model, ids(230)[a:b], got)
+    for a, b in ((0, 50), (50, 110)):
+        mx.eval(plain(mx.array([ids(110)[a:b]]), cache=want))
+        prefill(ours.model, ids(110)[a:b], got)
         assert same_cache(want, got)
     assert max(ours.reads.seen.values()) <= 2, "once a prompt"
 
@@ -356,8 +356,8 @@ def test_a_decode_step_broken_off_while_reading_costs_the_next_prefill_no_slot(s
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_mlx_lms_generation_drives_it_and_reads_once_a_step(kind: str, streamed: Any) -> None:
-    tokens = mx.array(ids(120))
-    plain, ours = stock(kind), streamed(kind, 5, chunk_tokens=32)
+    tokens = mx.array(ids(70))
+    plain, ours = stock(kind), streamed(kind, 5, chunk_tokens=20)
     want = list(generate_step(tokens, plain, max_tokens=10))
     before = ours.pools.stats.copy()
     steps = generate_step(tokens, ours.model, max_tokens=10)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import mlx.core as mx
@@ -50,6 +51,33 @@ def test_rows_in_tiles_have_the_bits_of_the_stock_layer(width: str, cls: Any, bi
     got = tiles.rows_in_tiles(type(module).__call__, module, rows, slots, height)
     assert got.shape == (layout.n_rows, HIDDEN)
     assert np.array_equal(np.array(got)[layout.places].reshape(want.shape), np.array(want))
+
+
+def test_on_the_cpu_rows_are_spread_over_streams_of_the_calling_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    module, x = layer(SwitchGLU, WIDTHS["4 bits"], False), mx.random.normal((200, HIDDEN))
+    slots = mx.sort(mx.arange(200) % EXPERTS).astype(mx.uint32)
+    mx.eval(x, slots)
+    monkeypatch.setattr(tiles.os, "cpu_count", lambda: 1)
+    want = np.array(tiles.rows_in_tiles(SwitchGLU.__call__, module, x, slots, 1))
+    monkeypatch.setattr(tiles, "backend", lambda: "cpu")
+    monkeypatch.setattr(tiles.os, "cpu_count", lambda: 64)
+    used: list[list[mx.Stream]] = []
+    found: list[Any] = []
+    made = tiles._streams
+    monkeypatch.setattr(tiles, "_streams", lambda most: (used.append(made(most)), used[-1])[1])
+
+    def compute() -> None:
+        found.append(np.array(tiles.rows_in_tiles(SwitchGLU.__call__, module, x, slots, 1)))
+
+    compute()
+    compute()
+    thread = threading.Thread(target=compute)
+    thread.start()
+    thread.join()
+    assert all(np.array_equal(got, want) for got in found)
+    assert [len(streams) for streams in used] == [200 // tiles.STREAM_ROWS] * 3
+    assert used[0] == used[1], "a stream has a thread of its own: they are made once"
+    assert used[0] != used[2]
 
 
 @pytest.mark.parametrize("height", [1, 4])
