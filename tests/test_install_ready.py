@@ -133,6 +133,34 @@ def test_however_often_it_is_stopped_the_result_is_the_same(
     assert got == expected(made)
 
 
+@pytest.mark.parametrize("way", ["hub", "mirror"])
+def test_many_small_files_arrive_once_each_and_a_wrong_one_is_mended(
+    hub: LoopbackHub, tmp_path: Path, way: str
+) -> None:
+    rng = random.Random(5)
+    small = {f"extra/{n:02d}.txt": rng.randbytes(rng.randrange(3_000)) for n in range(30)}
+    made = make_container(tmp_path / "made", hashes=False)
+    (made / "extra").mkdir()
+    for name, data in small.items():
+        (made / name).write_bytes(data)
+    manifest = json.loads((made / "manifest.json").read_bytes())
+    manifest["files"].update({name: len(data) for name, data in small.items()})
+    (made / "manifest.json").write_text(json.dumps(manifest))
+    put_hashes(made)
+    source = offer(hub, made, way)
+    victim = max(small, key=lambda name: len(small[name]))
+    hub.faults.append(Fault("corrupt", victim, at=len(small[victim]) - 1, times=1))
+    _, outcome = install(source, tmp_path / "out.qpack")
+    assert [(r.file, r.start) for r in outcome.repairs] == [(victim, len(small[victim]) - 1)]
+    got = content(tmp_path / "out.qpack")
+    got.pop("source.json")
+    assert got == content(made)
+    probes = 1 if way == "mirror" else 0
+    for name, data in small.items():
+        times = 2 if name == victim else 1
+        assert hub.body_bytes(name) <= times * len(data) + probes
+
+
 def test_swiftlets_containers_without_hashes_get_them(hub: LoopbackHub, tmp_path: Path) -> None:
     made = make_container(tmp_path / "made", hashes=False)
     install(offer(hub, made, "hub"), tmp_path / "out.qpack")
