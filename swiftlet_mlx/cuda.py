@@ -12,6 +12,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import math
+from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import accumulate, pairwise
 from typing import Any, cast
@@ -45,6 +46,9 @@ class Staging:
             for n in range(_LISTS)
         ]
         self._next = 0
+        # MLX takes the memory of an array back when the last reference goes, launched or not. What a move has still to
+        # write must not meanwhile be the place of some number that the host has just written for a later kernel.
+        self._moved: deque[mx.array] = deque(maxlen=_LISTS)
 
     def reserve(self, row_bytes: int, n_rows: int) -> None:
         """Have rows of at least this size, at least so many. Nothing may be on its way through the old ones."""
@@ -115,6 +119,7 @@ class Mover:
             output_dtypes=[mx.uint32],
         )
         mx.async_eval(moved)  # type: ignore[no-untyped-call]
+        staging._moved.append(moved)
         return cast("mx.array", moved)
 
 

@@ -22,6 +22,7 @@ IDLE = 0.05  # share of a step spent waiting below which no memory can help noti
 
 TURN = 24  # steps
 TURNS = 3  # with reading ahead, and as many without
+WORTH_A_TRIAL = 0.1  # share of a step spent waiting
 PAYS = 0.02  # of a step's time that it must save
 AGAIN = 4096  # steps until it is tried anew: topics, machines and their other work change
 
@@ -139,7 +140,7 @@ class Trial:
     def _judge(self) -> None:
         typical = median(self._steps)
         waited, self._waited = self._stats.wait_seconds - self._waited, self._stats.wait_seconds
-        if not self._times and waited < IDLE * typical * TURN:
+        if not self._times and waited < WORTH_A_TRIAL * typical * TURN:
             self._end(pays=False)  # nothing to win
             return
         self._times.append(typical)

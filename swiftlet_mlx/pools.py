@@ -154,8 +154,11 @@ class Pools:
 
     @property
     def waits_long(self) -> bool:
-        """Whether a layer waits for its reads so long that other work is worth being split off meanwhile."""
-        return self._typical_wait > LONG_SECONDS
+        """Whether a layer waits for its reads so long that other work is worth being split off meanwhile.
+
+        Not on CUDA: MLX chooses its kernels there by the number of a token's experts, and fewer give other last bits.
+        """
+        return self._staging is None and self._typical_wait > LONG_SECONDS
 
     @contextmanager
     def building(self) -> Iterator[None]:

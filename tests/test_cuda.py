@@ -20,10 +20,11 @@ from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import load_model
 from tiny import make_checkpoint
 
-from swiftlet_mlx import cuda
+from swiftlet_mlx import cuda, pools
 from swiftlet_mlx.errors import ReadFailed
 from swiftlet_mlx.loader import load_streamed
 from swiftlet_mlx.memory import GB
+from swiftlet_mlx.moe import Streamed
 from swiftlet_mlx.prefill import prefill
 
 TOKENS = [1, 5, 9, 42, 7, 99, 3, 17, 64, 2, 88, 51]
@@ -123,6 +124,18 @@ def test_what_failed_to_be_read_is_not_moved(
     monkeypatch.setattr(source, "read", read)
     for got, want in zip(logits(model, TOKENS), stock, strict=True):
         assert np.array_equal(got, want)
+    model.pools.close()
+
+
+def test_a_tokens_experts_are_computed_together_however_long_reads_take(
+    folder: Path, stock: list[np.ndarray], moves: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pools, "LONG_SECONDS", -1.0)
+    model = load(folder, 3)
+    monkeypatch.setattr(Streamed, "_joined", None)
+    for got, want in zip(logits(model, TOKENS), stock, strict=True):
+        assert np.array_equal(got, want)
+    assert model.pools.stats.misses > 0
     model.pools.close()
 
 
