@@ -56,7 +56,7 @@ class Streamed:
         if indices.size > FEW:
             return self._many(x, indices)
         guess = self._guess(x) if pools.looking_ahead else None
-        experts = pools.choice(indices, guess)  # host synchronisation
+        experts = pools.choice(pool, indices, guess)  # host synchronisation
         needed = list(dict.fromkeys(experts))
         if pools.recorder is not None:
             pools.recorder(self.layer, needed)
@@ -143,8 +143,8 @@ class Streamed:
         router = self.following
         if router is None or x.size != x.shape[-1] or self.pools.layers[router.layer].complete:
             return None
-        scores = router.gate(x)
-        return Guess(router.layer, mx.argpartition(scores, kth=-router.top_k, axis=-1)[..., -router.top_k :])
+        experts = router.choice(x)
+        return None if experts is None else Guess(router.layer, experts)
 
     def _stock(self, x: mx.array, indices: mx.array) -> mx.array:
         return super().__call__(x, indices)  # type: ignore[misc, no-any-return]
@@ -152,11 +152,31 @@ class Streamed:
 
 @dataclass(frozen=True, slots=True)
 class Router:
-    """The router of a streamed layer: a plain product whose largest outputs name its experts."""
+    """The router of a streamed layer: a plain product, `block.gate`, whose largest outputs name its experts.
+
+    Looked up at each use: mlx-lm puts another module there when it quantizes a model that is built already.
+    """
 
     layer: int
-    gate: nn.Module
+    block: nn.Module
     top_k: int
+
+    def choice(self, x: mx.array) -> mx.array | None:
+        """The experts, `[..., top_k]`, lazily; None where this is no product, or one of another width than x has."""
+        gate = self.block.get("gate")
+        if not _is_product(gate) or _width(gate) != x.shape[-1]:
+            return None
+        return mx.argpartition(gate(x), kth=-self.top_k, axis=-1)[..., -self.top_k :]
+
+
+def _is_product(gate: Any) -> bool:
+    return type(gate) in (nn.Linear, nn.QuantizedLinear)
+
+
+def _width(gate: Any) -> int:
+    """Of what a product is given."""
+    quantized = isinstance(gate, nn.QuantizedLinear)
+    return int(gate.scales.shape[-1] * gate.group_size if quantized else gate.weight.shape[-1])
 
 
 class Ahead:
@@ -308,8 +328,8 @@ def foresee(model: nn.Module, top_k: int) -> int:
             if isinstance(child, Streamed):
                 streamed[child.layer] = child
                 gate, count = block.get("gate"), child.pool.table.expert_count
-                if type(gate) in (nn.Linear, nn.QuantizedLinear) and gate.weight.shape[0] == count and top_k:
-                    routers[child.layer] = Router(child.layer, gate, top_k)
+                if _is_product(gate) and gate.weight.shape[0] == count and top_k:
+                    routers[child.layer] = Router(child.layer, block, top_k)
     layers = sorted(streamed)
     found = 0
     for layer, after in pairwise(layers):

@@ -119,14 +119,13 @@ class Pools:
     def read_back(self, indices: mx.array) -> NDArray[np.uint32]:
         """Host synchronisation: the router's choice as numbers, and with it everything that still reads a slot."""
         self._evaluate(indices)
-        if self._open is not None:  # a pass over a prompt claims slots by itself, without `begin`
-            self._recover()
         return np.array(indices, copy=True).astype(np.uint32, copy=False)
 
-    def choice(self, indices: mx.array, guess: Guess | None = None) -> list[int]:
+    def choice(self, pool: SlotPool, indices: mx.array, guess: Guess | None = None) -> list[int]:
         """The same as a flat list: half the time for a token's experts.
 
         Args:
+            pool: of the layer that chooses. What was guessed for it is read meanwhile.
             indices: the router's choice.
             guess: what a later layer may need, to be read back in the same go.
         """
@@ -135,10 +134,10 @@ class Pools:
         limit = self._limit_of_numbers
         if self._staging is not None and all(cuda.fits_words(a.size, limit) for a in arrays):
             words = [cuda.pack(a, limit) for a in arrays]
-            self._evaluate(*chain.from_iterable(words))
+            self._evaluate(*chain.from_iterable(words), chooser=pool)
             numbers = [cuda.unpack(w, a.size, limit) for w, a in zip(words, arrays, strict=True)]
         else:
-            self._evaluate(*arrays)
+            self._evaluate(*arrays, chooser=pool)
             numbers = [_flat(a) for a in arrays]
         if guess is not None:
             self._guess = self.layers[guess.layer], numbers[1]
@@ -173,12 +172,14 @@ class Pools:
             self._building = False
         self.wait()
 
-    def _evaluate(self, *arrays: mx.array) -> None:
+    def _evaluate(self, *arrays: mx.array, chooser: SlotPool | None = None) -> None:
         self.wait()
         if self._prefetching:
             self._end_prefetch()
-        if self._guess is not None:
-            self._read_ahead()
+        guess, self._guess = self._guess, None
+        # One for another layer is left of a step that broke off. Read now, it would share staging rows with this layer.
+        if guess is not None and guess[0] is chooser:
+            self._read_ahead(*guess)
         mx.eval(*arrays, *(output for _, output in self._readers))
         self._readers.clear()
         self.stats.read_backs += 1
@@ -233,10 +234,8 @@ class Pools:
             return {}
         return coming
 
-    def _read_ahead(self) -> None:
+    def _read_ahead(self, pool: SlotPool, experts: Sequence[int]) -> None:
         """Start the reads of what the layer whose choice is about to be evaluated will probably need."""
-        assert self._guess is not None
-        (pool, experts), self._guess = self._guess, None
         missing = [e for e in experts if pool.slots[e] == EMPTY]
         if missing and len(experts) <= pool.n_slots and pool.direct and all(p is not pool for p, _ in self._readers):
             self._ahead = self._post(pool, missing, experts)
@@ -339,6 +338,9 @@ class Pools:
         Args:
             wanted: layer to experts, most wanted first.
         """
+        self._recover()  # what is on its way on a wrong guess must not be given a second slot
+        if self._prefetching:
+            self._end_prefetch()
         for layer, pool in self.layers.items():
             experts = [e for e in wanted.get(layer, ()) if pool.slots[e] == EMPTY]
             if pool.direct and self._staging is None:  # staging is for one layer at a time

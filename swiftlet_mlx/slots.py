@@ -91,7 +91,7 @@ class SlotPool:
             self.slots[expert] = slot
             self.policy.add(expert)
             self.complete = len(self.policy.residents) == self.table.expert_count
-        else:
+        elif slot not in self._free:  # may be said twice, where Ctrl-C came between
             self._free.append(slot)
 
     def rows(self, slot: int) -> Rows:
@@ -170,6 +170,7 @@ class SlotPool:
             rows[target[e]] = self.slots[e]
             self.slots[e] = target[e]
         self._views.clear()
+        self._mover = None  # it holds the old arrays, too
         taken = mx.array(rows, mx.uint32)
         for name in list(self.arrays):
             self.arrays[name] = self.arrays[name][taken]
