@@ -121,12 +121,12 @@ def test_slots_that_are_overwritten_too_early_are_found(container: Path, monkeyp
     """The race that only a GPU can have, forced: bytes change between the building of a graph and its evaluation."""
     stock = loader.Pools._evaluate
 
-    def late(self: Any, indices: mx.array) -> None:
+    def late(self: Any, *arrays: mx.array, **named: Any) -> None:
         for pool in self.layers.values():
             if pool.n_slots < pool.table.expert_count:
                 for view in pool.rows(0):
                     view[:16] = bytes(16)
-        stock(self, indices)
+        stock(self, *arrays, **named)
 
     monkeypatch.setattr(loader.Pools, "_evaluate", late)
     found = doctor.run(lambda: doctor.check_slot_reuse(container, CPU, 8), "reuse")
