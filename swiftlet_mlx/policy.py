@@ -82,5 +82,10 @@ class LFU:
             for entry in held:
                 heappush(heap, entry)
 
+    def mend(self, residents: Iterable[int]) -> None:
+        """Take these for the residents, after a call that may have been broken off at any line."""
+        self.residents = set(residents)
+        self._heap = sorted(map(self._entry, self.residents))
+
     def _entry(self, key: int) -> tuple[int, int, int]:
         return self.uses.get(key, 0), self._last.get(key, 0), key

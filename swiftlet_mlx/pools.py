@@ -104,6 +104,7 @@ class Pools:
         self._limit: int | None = None
         self._changed = False
         self._prefetching: list[Run] = []
+        self._in_doubt = False  # true while slots change hands, and after that was broken off
 
     @property
     def nbytes(self) -> int:
@@ -205,7 +206,7 @@ class Pools:
         """
         if self._readers:
             raise RuntimeError("a slot would be overwritten while an unevaluated graph may read it")
-        if self._open is not None:
+        if self._open is not None or self._in_doubt:
             self._recover()
         coming = self._coming(pool, experts)
         pool.policy.use(experts)
@@ -220,8 +221,7 @@ class Pools:
         wanted = [e for e in missing if e not in coming]
         claimed = {e: coming[e] for e in self._awaited}
         if wanted:
-            self._open = self._post(pool, wanted, experts)
-            claimed.update(self._open.claims)
+            claimed.update(self._post(pool, wanted, experts).claims)
         return claimed
 
     def _coming(self, pool: SlotPool, experts: Sequence[int]) -> dict[int, int]:
@@ -238,21 +238,23 @@ class Pools:
         """Start the reads of what the layer whose choice is about to be evaluated will probably need."""
         missing = [e for e in experts if pool.slots[e] == EMPTY]
         if missing and len(experts) <= pool.n_slots and pool.direct and all(p is not pool for p, _ in self._readers):
-            self._ahead = self._post(pool, missing, experts)
+            self._post(pool, missing, experts, ahead=True)
             self.stats.guessed += len(missing)
 
-    def _post(self, pool: SlotPool, wanted: Sequence[int], protected: Sequence[int]) -> Reads:
+    def _post(self, pool: SlotPool, wanted: Sequence[int], protected: Sequence[int], ahead: bool = False) -> Reads:
         if self._threads.closed:
             raise RuntimeError("the model's pools are closed: its experts can no longer be read")
         before = len(pool.policy.residents)
+        self._in_doubt = True
         reads = Reads(pool, pool.claim(wanted, protected))
+        if ahead:
+            self._ahead = reads
+        else:
+            self._open = reads
+        for expert, slot in reads.claims:
+            self._threads.post(reads.read, self.source, expert, slot)
+        self._in_doubt = False
         self.stats.evictions += before - len(pool.policy.residents)
-        try:
-            for expert, slot in reads.claims:
-                self._threads.post(reads.read, self.source, expert, slot)
-        except BaseException:  # Ctrl-C: nobody may wait for reads that were never asked for
-            self._give_up(reads)
-            raise
         return reads
 
     def hand_over(self) -> None:
@@ -273,6 +275,8 @@ class Pools:
         Raises:
             ReadFailed: the first failure; the slots of failed reads are given back empty.
         """
+        if self._in_doubt:  # some may never have been asked for
+            return self._recover()
         if self._open is None and self._ahead is None:
             return
         start = time.perf_counter()
@@ -283,7 +287,9 @@ class Pools:
         waited = time.perf_counter() - start
         self.stats.wait_seconds += waited
         self._typical_wait += (waited - self._typical_wait) / WAITS
+        self._in_doubt = True
         self._settle()
+        self._in_doubt = False
 
     def _settle(self) -> None:
         failure = None
@@ -312,10 +318,11 @@ class Pools:
         return failure
 
     def _recover(self) -> None:
-        """A layer call was broken off (Ctrl-C) between `begin` and `wait`: end its reads, keep its slots."""
+        """Something was broken off (Ctrl-C) while slots changed hands: end the reads, keep what they brought."""
         self._guess = None
-        if self._open is None and self._ahead is None:
+        if self._open is None and self._ahead is None and not self._in_doubt:
             return
+        self._in_doubt = True
         self._threads.drain()
         for reads in (self._open, self._ahead):
             if reads is not None:
@@ -324,11 +331,11 @@ class Pools:
             self._settle()
         except Exception:  # nobody waits for these experts any more
             pass
-
-    def _give_up(self, reads: Reads) -> None:
-        self._threads.drain()
-        _complete(reads)
-        self._enter(reads, ())
+        if self._prefetching:
+            self._end_prefetch()
+        for pool in self.layers.values():
+            pool.mend()
+        self._in_doubt = False
 
     # ---- while nothing else is read
 
@@ -341,11 +348,13 @@ class Pools:
         self._recover()  # what is on its way on a wrong guess must not be given a second slot
         if self._prefetching:
             self._end_prefetch()
+        self._in_doubt = True
         for layer, pool in self.layers.items():
             experts = [e for e in wanted.get(layer, ()) if pool.slots[e] == EMPTY]
             if pool.direct and self._staging is None:  # staging is for one layer at a time
                 for run in neighbours(pool.claim(sorted(experts[: pool.n_free])), PREFETCH_BYTES // pool.table.stride):
                     self._prefetching.append(Run(pool, run))
+        self._in_doubt = False
         for read in self._prefetching:
             self._threads.post_idle(read.read, self.source)
 
@@ -386,7 +395,11 @@ class Pools:
         limit = self._limit
         target = self._wanted if limit is None else min(self._wanted, limit)
         if target != self._size:
-            self.resize(target)
+            try:
+                self.resize(target)
+            except KeyboardInterrupt:  # some pools have their new size, some the old one: once more, next time
+                self._size, self._changed = -1, True
+                raise
 
     def resize(self, budget: int) -> None:
         """Change the pools to `budget` bytes, or the least or most that makes sense. What is dropped is really freed.
@@ -402,11 +415,13 @@ class Pools:
         self._readers.clear()
         tables = self.source.tables
         n_slots = split(tables, max(budget, minimum_bytes(tables, self.top_k)), self.top_k)
+        self._in_doubt = True
         for layer, pool in sorted(self.layers.items(), key=lambda item: n_slots[item[0]] - item[1].n_slots):
             if n_slots[layer] != pool.n_slots:  # those that shrink come first
                 before = len(pool.policy.residents)
                 pool.resize(n_slots[layer])
                 self.stats.evictions += before - len(pool.policy.residents)
+        self._in_doubt = False
         return_freed_memory()
 
     # ---- everything at once

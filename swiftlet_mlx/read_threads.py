@@ -32,6 +32,7 @@ class ReadThreads:
         self._tasks: SimpleQueue[_Task | None] = SimpleQueue()
         self._idle: deque[_Task] = deque()
         self._idling = threading.Lock()  # held while a turn of idle work is in the queue or running
+        self._go_on = threading.Event()
         self._started = False
         self.closed = False
         self._threads: list[threading.Thread] = []
@@ -58,12 +59,16 @@ class ReadThreads:
             self.post(_turn, self._tasks, self._idle, self._idling)
 
     def drain(self) -> None:
-        """Return when all that was posted before has ended."""
+        """Return when all that was posted before has ended. One broken off (Ctrl-C) wants to be called again."""
         if self._started:
-            all_here = threading.Barrier(self.count + 1)  # a thread comes here only when its work before is done
+            self._go_on.set()  # whom a drain that was broken off still keeps
+            here, go_on = threading.Semaphore(0), threading.Event()
+            self._go_on = go_on
+            for _ in range(self.count):  # a thread comes here only when its work before is done, and stays
+                self._tasks.put((_meet, (here, go_on)))
             for _ in range(self.count):
-                self._tasks.put((all_here.wait, ()))
-            all_here.wait()
+                here.acquire()
+            go_on.set()
 
     def drop_idle(self) -> None:
         """Forget idle work that has not begun."""
@@ -73,6 +78,7 @@ class ReadThreads:
         """Finish what was posted, drop idle work, end the threads. Callable twice."""
         self.closed = True
         self.drop_idle()
+        self._go_on.set()
         self._end()
         for thread in self._threads:
             thread.join()
@@ -104,6 +110,11 @@ def _turn(tasks: SimpleQueue[_Task | None], idle: deque[_Task], idling: threadin
         return
     work(*args)
     tasks.put((_turn, (tasks, idle, idling)))
+
+
+def _meet(here: threading.Semaphore, go_on: threading.Event) -> None:
+    here.release()
+    go_on.wait()
 
 
 def _into(future: Future[T], work: Callable[..., T], args: tuple[Any, ...]) -> None:

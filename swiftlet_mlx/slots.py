@@ -56,6 +56,7 @@ class SlotPool:
         self._users: list[Callable[[SlotPool], None]] = []
         self._views: list[tuple[memoryview, int]] = []
         self._mover: Mover | None = None
+        self._torn = False  # true while arrays are replaced one by one, and after that was broken off
         mx.eval(*self.arrays.values())
         self._look()
         self.direct = staging is not None or self._sees_host_writes()
@@ -93,6 +94,15 @@ class SlotPool:
             self.complete = len(self.policy.residents) == self.table.expert_count
         elif slot not in self._free:  # may be said twice, where Ctrl-C came between
             self._free.append(slot)
+
+    def mend(self) -> None:
+        """After a call that may have been broken off at any line: slots that the table gives to nobody are free, and
+        arrays of different sizes lose their experts. No read may be under way."""
+        if self._torn:
+            self._renew()
+        self.policy.mend(e for e, slot in enumerate(self.slots) if slot != EMPTY)
+        self._free = sorted({*range(self.n_slots)}.difference(self.slots), reverse=True)
+        self.complete = len(self.policy.residents) == self.table.expert_count
 
     def rows(self, slot: int) -> Rows:
         """Writable byte views for the expert of one slot, one a section. `filled` must follow."""
@@ -160,6 +170,7 @@ class SlotPool:
 
         Everything that reads the arrays must have been evaluated, or their memory lives until it is.
         """
+        self._torn, self.complete = True, False
         while len(self.policy.residents) > n_slots:
             self.slots[self.policy.evict()] = EMPTY
         whole = n_slots == self.table.expert_count
@@ -182,9 +193,24 @@ class SlotPool:
         used = set(target.values())
         self._free = [slot for slot in range(n_slots - 1, -1, -1) if slot not in used]
         self.n_slots = n_slots
-        self.complete = len(residents) == self.table.expert_count
         if self.direct:
             self._look()
+        self._torn = False
+        self.complete = len(residents) == self.table.expert_count
+
+    def _renew(self) -> None:
+        """Begin again with empty slots."""
+        self.slots[:] = [EMPTY] * self.table.expert_count
+        self._views.clear()
+        self._mover = None
+        for s in self.table.sections:
+            self.arrays[s.name] = mx.zeros((self.n_slots, *s.shape), DTYPES[s.dtype])
+            mx.eval(self.arrays[s.name])
+        for use in self._users:
+            use(self)
+        if self.direct:
+            self._look()
+        self._torn = False
 
     def _take(self, expert: int, keep: set[int]) -> int:
         if self.n_slots == self.table.expert_count:
