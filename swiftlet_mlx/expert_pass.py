@@ -107,6 +107,7 @@ class ExpertPass:
         self._queue.extend(groups([e for e in missing if e not in arrived], size))
         self._queue.extend(groups(sorted(arrived), size))
         order = [*self._residents, *chain.from_iterable(self._queue)]
+        self._pools.in_doubt = True
         self._read_ahead()
         self._layout = routes.lay_out(order, tile_height(routes.n_pairs, len(order)))
         return self._layout
@@ -132,6 +133,7 @@ class ExpertPass:
         if self._staging is not None:  # whoever writes to these rows or slots next is behind it in the stream
             self._results.clear()
             self._moves.clear()
+        self._pools.in_doubt = False
 
     def close(self) -> None:
         """End every read and every evaluation of this pass. The slot table tells the truth afterwards."""

@@ -108,7 +108,7 @@ class LayerMajor:
     listener: Listener | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class LayerPart:
     """What one decoder layer needs for its pass; kept on the layer as a plain attribute."""
 
@@ -118,6 +118,14 @@ class LayerPart:
     """The module whose item `name` is the routed experts; None in a layer without any."""
     name: str = ""
     begin: Callable[[], Experts] | None = None
+    replaced: Any = None
+    """The experts while something else stands in their place."""
+
+    def restore(self) -> None:
+        """Put the experts back. May be said twice, where Ctrl-C came between."""
+        if self.replaced is not None:
+            self.parent[self.name] = self.replaced
+            self.replaced = None
 
 
 # ---- giving the layers of a model their class -------------------------------------------------------------------
@@ -220,6 +228,9 @@ def _layer_major_class(stock: type[nn.Module]) -> type[nn.Module]:
     first = list(signature.parameters)[1]
 
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        part = self._layer_major
+        if part.replaced is not None:  # Ctrl-C came while the experts were put back
+            part.restore()
         given = signature.bind(self, *args, **kwargs)
         x = given.arguments[first]
         if x.shape[1] == 1:  # decoding
@@ -231,7 +242,7 @@ def _layer_major_class(stock: type[nn.Module]) -> type[nn.Module]:
                 given.arguments["mask"] = mask
             return stock.__call__(*given.args, **given.kwargs)
 
-        return run_layer(self._layer_major, call, x, given.arguments.get("mask"), given.arguments.get("cache"))
+        return run_layer(part, call, x, given.arguments.get("mask"), given.arguments.get("cache"))
 
     body = {"__call__": forward, "__module__": stock.__module__, "_stock_layer_class": stock}
     return type(stock.__name__, (stock,), body)
@@ -260,12 +271,12 @@ def _promised(part: LayerPart) -> Iterator[list[_Call]]:
         calls.append(_Call(x, indices))
         return Promise.of((*indices.shape, x.shape[-1]), x.dtype)
 
-    experts = part.parent[part.name]
+    part.replaced = part.parent[part.name]
     part.parent[part.name] = answer
     try:
         yield calls
     finally:
-        part.parent[part.name] = experts
+        part.restore()
 
 
 def run_layer(part: LayerPart, call: Callable[[mx.array, Any], Any], x: mx.array, mask: Any, cache: Any) -> mx.array:

@@ -74,6 +74,7 @@ class Pools:
         alone: set by an engine, which owns its model: nobody evaluates anything in the middle of a step, so a step's
             graph may be built on slots that are still being filled. A script that calls the model itself may have
             put anything in between (a tracer that evaluates what a block returns), so there it stays off.
+        in_doubt: true while slots change hands. Found true, that was broken off, and is put right first.
     """
 
     def __init__(self, source: ExpertSource, n_slots: Mapping[int, int], threads: ReadThreads, top_k: int = 0) -> None:
@@ -84,6 +85,7 @@ class Pools:
         self.foresight: Callable[[], bool] | None = None
         self.looking_ahead = False
         self.alone = False
+        self.in_doubt = False
         self.top_k = top_k
         self.first = min(n_slots)
         # in turns: what is read ahead for a layer must not wait for what is on its way to the layer before
@@ -104,7 +106,6 @@ class Pools:
         self._limit: int | None = None
         self._changed = False
         self._prefetching: list[Run] = []
-        self._in_doubt = False  # true while slots change hands, and after that was broken off
 
     @property
     def nbytes(self) -> int:
@@ -206,7 +207,7 @@ class Pools:
         """
         if self._readers:
             raise RuntimeError("a slot would be overwritten while an unevaluated graph may read it")
-        if self._open is not None or self._in_doubt:
+        if self._open is not None or self.in_doubt:
             self._recover()
         coming = self._coming(pool, experts)
         pool.policy.use(experts)
@@ -245,7 +246,7 @@ class Pools:
         if self._threads.closed:
             raise RuntimeError("the model's pools are closed: its experts can no longer be read")
         before = len(pool.policy.residents)
-        self._in_doubt = True
+        self.in_doubt = True
         reads = Reads(pool, pool.claim(wanted, protected))
         if ahead:
             self._ahead = reads
@@ -253,7 +254,7 @@ class Pools:
             self._open = reads
         for expert, slot in reads.claims:
             self._threads.post(reads.read, self.source, expert, slot)
-        self._in_doubt = False
+        self.in_doubt = False
         self.stats.evictions += before - len(pool.policy.residents)
         return reads
 
@@ -275,7 +276,7 @@ class Pools:
         Raises:
             ReadFailed: the first failure; the slots of failed reads are given back empty.
         """
-        if self._in_doubt:  # some may never have been asked for
+        if self.in_doubt:  # some may never have been asked for
             return self._recover()
         if self._open is None and self._ahead is None:
             return
@@ -287,9 +288,9 @@ class Pools:
         waited = time.perf_counter() - start
         self.stats.wait_seconds += waited
         self._typical_wait += (waited - self._typical_wait) / WAITS
-        self._in_doubt = True
+        self.in_doubt = True
         self._settle()
-        self._in_doubt = False
+        self.in_doubt = False
 
     def _settle(self) -> None:
         failure = None
@@ -320,9 +321,9 @@ class Pools:
     def _recover(self) -> None:
         """Something was broken off (Ctrl-C) while slots changed hands: end the reads, keep what they brought."""
         self._guess = None
-        if self._open is None and self._ahead is None and not self._in_doubt:
+        if self._open is None and self._ahead is None and not self.in_doubt:
             return
-        self._in_doubt = True
+        self.in_doubt = True
         self._threads.drain()
         for reads in (self._open, self._ahead):
             if reads is not None:
@@ -333,9 +334,11 @@ class Pools:
             pass
         if self._prefetching:
             self._end_prefetch()
+        if self._staging is not None:
+            mx.synchronize()  # moves out of staging rows that nobody remembers
         for pool in self.layers.values():
             pool.mend()
-        self._in_doubt = False
+        self.in_doubt = False
 
     # ---- while nothing else is read
 
@@ -348,13 +351,13 @@ class Pools:
         self._recover()  # what is on its way on a wrong guess must not be given a second slot
         if self._prefetching:
             self._end_prefetch()
-        self._in_doubt = True
+        self.in_doubt = True
         for layer, pool in self.layers.items():
             experts = [e for e in wanted.get(layer, ()) if pool.slots[e] == EMPTY]
             if pool.direct and self._staging is None:  # staging is for one layer at a time
                 for run in neighbours(pool.claim(sorted(experts[: pool.n_free])), PREFETCH_BYTES // pool.table.stride):
                     self._prefetching.append(Run(pool, run))
-        self._in_doubt = False
+        self.in_doubt = False
         for read in self._prefetching:
             self._threads.post_idle(read.read, self.source)
 
@@ -415,13 +418,13 @@ class Pools:
         self._readers.clear()
         tables = self.source.tables
         n_slots = split(tables, max(budget, minimum_bytes(tables, self.top_k)), self.top_k)
-        self._in_doubt = True
+        self.in_doubt = True
         for layer, pool in sorted(self.layers.items(), key=lambda item: n_slots[item[0]] - item[1].n_slots):
             if n_slots[layer] != pool.n_slots:  # those that shrink come first
                 before = len(pool.policy.residents)
                 pool.resize(n_slots[layer])
                 self.stats.evictions += before - len(pool.policy.residents)
-        self._in_doubt = False
+        self.in_doubt = False
         return_freed_memory()
 
     # ---- everything at once
