@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import itertools
 import json
 import multiprocessing
@@ -16,9 +18,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from swiftlet_repack.extents import Extents
 from swiftlet_repack.journal import Journal
+from swiftlet_repack.names import check_names
 from swiftlet_repack.places import Places, Route, Segment
 
-from swiftlet_mlx.errors import DiskFull, NotResumable, RepackError, UnsafePath
+from swiftlet_mlx.errors import DiskFull, InstallError, NotResumable, RepackError, UnsafePath
 
 INTERVALS = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 12)).map(lambda p: (p[0], p[0] + p[1])))
 
@@ -148,17 +151,71 @@ def test_a_journal_of_anything_opens_or_is_refused(noise: bytes) -> None:
             assert journal.begin({"source": "s"}) is False
 
 
-def test_a_journal_of_another_version_says_so(tmp_path: Path) -> None:
+def test_a_journal_of_another_version_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "journal"
-    path.write_text(json.dumps({"format": 99, "identity": {}}) + "\n")
-    with pytest.raises(NotResumable, match="99"):
+    path.write_text(json.dumps({"format": 1, "identity": {}}) + "\n")  # had no checksums
+    with pytest.raises(NotResumable, match=r"format 1\b.*--restart"):
         Journal.open(path)
+    path.unlink()
+    with monkeypatch.context() as patch, Journal.open(path) as journal:
+        patch.setattr("swiftlet_repack.journal.FORMAT", 99)
+        journal.begin({"source": "s"})
+    with pytest.raises(NotResumable, match=r"format 99\b.*--restart"):
+        Journal.open(path)
+
+
+def test_whichever_bit_of_a_journal_flips_nothing_is_believed_that_was_not_recorded(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+
+    def state() -> tuple[object, ...]:
+        with Journal.open(path) as journal:
+            spans = {name: list(extents) for name, extents in journal.extents.items()}
+            return journal.identity, spans, journal.verified, journal.notes
+
+    with Journal.open(path) as journal:
+        journal.begin({"source": "s", "commit": "a" * 40})
+        journal.note("plan", "p")
+        journal.done(("x", 0, 10))
+        journal.wrote("y", 100, 200)
+        journal.mark_verified("x", "f" * 64)
+        journal.done(("y", 300, 400))
+    whole = path.read_bytes()
+    ends = [0, *(n + 1 for n, byte in enumerate(whole) if byte == 10)]
+    recorded = []
+    for end in ends:
+        path.write_bytes(whole[:end])
+        recorded.append(state())
+    for at in range(len(whole)):
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 1 << at % 8]) + whole[at + 1 :])
+        before = sum(end <= at for end in ends) - 1
+        assert state() == recorded[before], at
 
 
 def test_two_installations_cannot_share_a_journal(tmp_path: Path) -> None:
     with Journal.open(tmp_path / "journal"), pytest.raises(NotResumable, match="another process"):
         Journal.open(tmp_path / "journal")
     Journal.open(tmp_path / "journal").close()
+
+
+def test_a_lock_on_a_journal_that_has_moved_away_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    true_lock = fcntl.flock
+
+    def late(fd: int, how: int) -> None:
+        (tmp_path / "journal").rename(tmp_path / "finished")  # its owner ends between our opening and our locking
+        true_lock(fd, how)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    with pytest.raises(NotResumable, match="another process"):
+        Journal.open(tmp_path / "journal")
+
+
+def test_a_file_system_without_locks_is_called_that(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(fd: int, how: int) -> None:
+        raise OSError(errno.ENOTSUP, os.strerror(errno.ENOTSUP))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with pytest.raises(InstallError, match=r"cannot lock files.*--output"):
+        Journal.open(tmp_path / "journal")
 
 
 def _record_for_ever(path: Path) -> None:
@@ -255,6 +312,32 @@ def test_a_path_out_of_the_folder_is_never_opened(path: str) -> None:
         Segment(0, 1, path)
 
 
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["a", "A"],
+        ["stra\u00dfe", "STRASSE"],
+        ["caf\u00e9", "cafe\u0301"],  # one letter or two: the same name to macOS
+        ["\u212b/x", "\u00e5/X"],
+        ["a", "A/b"],
+        ["a/b.", "c"],
+        ["a ", "c"],
+        ["a./b"],
+        ["\u00e9" * 128],
+        [".INSTALL/x"],
+        ["Hashes.json"],
+        ["SOURCE.json"],
+    ],
+)
+def test_names_that_some_file_system_cannot_keep_apart_are_refused(names: list[str]) -> None:
+    with pytest.raises(UnsafePath, match="Org/Model"):
+        check_names(names, "Org/Model")
+
+
+def test_names_that_every_file_system_keeps_apart_pass() -> None:
+    check_names(["a", "ab", "b/a", "b/c.d", "\u00e9" * 127, "hashes.json", "source.json", "x/SOURCE.json"], "Org/Model")
+
+
 def test_runs_that_overlap_are_refused() -> None:
     with pytest.raises(ValueError, match="overlap"):
         Segment(0, 10, "a", 0, 2, 9)
@@ -268,13 +351,16 @@ def test_a_full_disk_is_said_in_words(tmp_path: Path) -> None:
         places.write(Route(4, [Segment(0, 4, "a")]), 0, b"abcd")
 
 
-def test_a_file_that_shrank_and_a_closed_folder_are_errors(tmp_path: Path) -> None:
+def test_what_a_file_lost_reads_as_zeros_until_it_is_finished(
+    tmp_path: Path,
+) -> None:
     route = Route(4, [Segment(0, 4, "a")])
     places = Places(tmp_path)
     places.write(route, 0, b"abcd")
     os.truncate(tmp_path / "a", 2)
-    with pytest.raises(RepackError, match="ends at byte 2"):
-        list(places.read(route, 0, 4))
+    assert list(places.read(route, 0, 4)) == [b"ab\0\0"]
+    with Places(tmp_path, read_only=True) as finished, pytest.raises(RepackError, match="ends at byte 2"):
+        list(finished.read(route, 0, 4))
     places.close()
     with pytest.raises(RepackError, match="closed"):
         places.write(route, 0, b"abcd")

@@ -294,7 +294,7 @@ def test_a_kill_right_after_the_name_was_given_leaves_a_whole_container(
 ) -> None:
     source = offer(hub, made, "hub")
     with monkeypatch.context() as patch:
-        patch.setattr("swiftlet_repack.staging.shutil.rmtree", lambda path: None)
+        patch.setattr("swiftlet_repack.staging.shutil.rmtree", lambda path, ignore_errors: None)
         install(source, tmp_path / "out.qpack")
     assert (tmp_path / "out.qpack" / ".install").is_dir()
     assert open_container(tmp_path / "out.qpack")
@@ -330,6 +330,8 @@ def lying(tmp_path: Path, **manifest: Any) -> Path:
         ({"files": {".install/journal": 1}}, UnsafePath, "journal"),
         ({"files": {"CONFIG.json": 1}}, UnsafePath, "CONFIG.json"),
         ({"files": {"config.json/x": 1}}, UnsafePath, "file and a folder"),
+        ({"files": {"Source.json": 1}}, UnsafePath, "beside 'source.json'"),
+        ({"files": {"caf\u00e9.txt": 1, "cafe\u0301.txt": 1}}, UnsafePath, "beside"),
         ({"files": {"big.bin": 10**15}}, MissingPart, "big.bin is missing"),
         ({"files": {"config.json": 10**12}}, WrongSize, "config.json has"),
         ({"files": {"config.json": -1}}, SwiftletError, "-1"),

@@ -15,9 +15,9 @@ from pathlib import Path
 from swiftlet_mlx.errors import Cancelled
 
 from .delivery import Delivery, Repair
+from .disk import in_words
 from .hashing import hash_files
 from .journal import Journal
-from .staging import in_words
 from .transfer import Progress
 
 

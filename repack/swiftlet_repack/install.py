@@ -24,10 +24,10 @@ from swiftlet_mlx.qpack import DENSE, HASHES, LayerTable, open_container, to_jso
 from swiftlet_mlx.units import size
 
 from .delivery import Delivery, Repair, whole
+from .disk import in_words, sync_folder
 from .early import EarlyHashes
 from .fetch import Fetcher
 from .hub import Listing
-from .journal import sync_folder
 from .outline import Outline, beyond_bytes
 from .pace import Pace
 from .patience import Patience, Retry
@@ -36,7 +36,7 @@ from .plan import Plan, make_plan, small_text
 from .ready import head_files, plan_ready
 from .remote import in_the_name_of, open_remote, spare
 from .sources import Source, is_ready_container
-from .staging import MARGIN_BYTES, Staging, allocated_bytes, free_bytes, in_words
+from .staging import MARGIN_BYTES, Staging, allocated_bytes, free_bytes
 from .transfer import Progress, Transfer
 from .write import write_rest
 
@@ -138,7 +138,8 @@ class Installation:
         with Places(self._staging.folder, job.sizes) as places, ThreadPoolExecutor(HASHERS) as pool:
             places.create()
             for folder in {places.path(name).parent for name in job.sizes}:
-                sync_folder(folder)  # a flushed file is no use if a power cut takes its name
+                with in_words(folder):
+                    sync_folder(folder)  # a flushed file is no use if a power cut takes its name
             if is_ready_container(self._listing):
                 open_container(self._staging.folder)  # sizes, layout and config agree before anything large comes
             for file in job.plan.tensor_files if job.plan else ():
@@ -214,7 +215,7 @@ class Installation:
 
     def _plan_ready(self, listing: Listing, places: Places) -> Job:
         heads = [whole(file) for file in head_files(listing).values()]
-        Transfer(heads, self.fetcher, places, self._journal, pace=self.pace).run()
+        Transfer(heads, self.fetcher, places, self._journal, pace=self.pace, again=True).run()
         plan = plan_ready(listing, places.root)
         return Job(
             deliveries=tuple(whole(file) for file in plan.files.values()),
@@ -301,14 +302,14 @@ class Installation:
                 (folder / HASHES).write_bytes(to_json({"files": hashes}))
             if ORIGIN not in job.sizes:
                 (folder / ORIGIN).write_bytes(to_json(record))
-        self._journal.close()
         self._staging.seal()
 
     def _drop_spare(self, delivery: Delivery) -> None:
         """Free what was kept only for a shard's hash; its header stays, the plan is made from it again."""
         path = self._staging.folder / spare(delivery.file.name)
         if path.exists() and self._job.plan is not None:
-            os.truncate(path, self._job.headers[delivery.file.name])
+            with in_words(path):
+                os.truncate(path, self._job.headers[delivery.file.name])
 
     def _kept(self) -> str:
         kept = size(self._journal.done_bytes())

@@ -1,11 +1,11 @@
 """What an unfinished installation has done, on disk, so that a kill at any moment costs at most what was not
 recorded.
 
-Knows lines of JSON, one lock, `fsync` and the system's boot id; not what the names in it mean. Two kinds of
-record: `done` for bytes that were flushed, which holds after a power cut, and `wrote` for bytes that the
+Knows lines of JSON with a checksum each, one lock, `fsync` and the system's boot id; not what the names in it mean.
+Two kinds of record: `done` for bytes that were flushed, which holds after a power cut, and `wrote` for bytes that the
 system has but may not have flushed, which holds only until the machine is started again. Invariants: a `done`
-line is on disk before the call that writes it returns; a line cut short by a crash is dropped, never guessed
-at; two processes cannot hold one journal.
+line is on disk before the call that writes it returns; a line that was cut short or damaged is dropped with all that
+follows it, never guessed at; two processes cannot hold one journal.
 """
 
 from __future__ import annotations
@@ -15,15 +15,17 @@ import json
 import os
 import subprocess
 import threading
+import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from swiftlet_mlx.errors import NotResumable
+from swiftlet_mlx.errors import InstallError, NotResumable
 
+from .disk import in_words, sync_folder
 from .extents import Extents
 
-FORMAT = 1
+FORMAT = 2
 MAX_JOURNAL_BYTES = 256_000_000  # a flush is recorded about every second at most: years of downloading fit
 
 
@@ -51,23 +53,22 @@ class Journal:
         """Open or create the journal at `path` and lock it.
 
         Raises:
-            NotResumable: if another process holds it, or it was written by a newer version.
+            NotResumable: if another process holds it, or it was written by another version.
+            InstallError: if the file system refuses, locks included.
         """
         new = not path.exists()
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            os.close(fd)
-            raise NotResumable(f"{path.parent}: another process is installing here; wait for it or stop it") from None
+        with in_words(path):
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         journal = cls(fd, path)
         try:
-            journal._load()
+            _lock(fd, path)
+            with in_words(path):
+                journal._load()
+                if new:
+                    sync_folder(path.parent)
         except BaseException:
             journal.close()
             raise
-        if new:
-            sync_folder(path.parent)
         return journal
 
     @staticmethod
@@ -142,7 +143,8 @@ class Journal:
             for name, start, stop in ranges:
                 self._append({"done": [name, start, stop]}, flush=False)
                 self.extents.setdefault(name, Extents()).add(start, stop)
-            os.fsync(self._fd)
+            with in_words(self.path):
+                os.fsync(self._fd)
 
     def mark_verified(self, name: str, digest: str) -> None:
         """Record that all bytes in place for `name` were read back and have this hash."""
@@ -172,13 +174,14 @@ class Journal:
             return list(self.extents.get(name, Extents()).missing(0, size))
 
     def _append(self, entry: dict[str, Any], *, flush: bool = True) -> None:
-        line = json.dumps(entry, separators=(",", ":")).encode() + b"\n"
-        view, at = memoryview(line), self._size
-        while view:
-            written = os.pwrite(self._fd, view, at)
-            view, at = view[written:], at + written
-        if flush:
-            os.fsync(self._fd)
+        text = json.dumps(entry, separators=(",", ":")).encode()
+        view, at = memoryview(b"%b %b\n" % (text, _checksum(text))), self._size
+        with in_words(self.path):
+            while view:
+                written = os.pwrite(self._fd, view, at)
+                view, at = view[written:], at + written
+            if flush:
+                os.fsync(self._fd)
         self._size = at
 
     def _load(self) -> None:
@@ -188,8 +191,13 @@ class Journal:
         text = os.pread(self._fd, size, 0)
         boot = None
         for line in _whole_lines(text):
+            told, _, checksum = line[:-1].rpartition(b" ")
+            if checksum != _checksum(told):
+                if not self._size:
+                    _refuse_other_format(line, self.path)
+                break
             try:
-                entry = json.loads(line)
+                entry = json.loads(told)
                 boot = entry.get("boot", boot)
                 self._replay(entry, trusted=boot is not None and boot == self._boot)
             except (ValueError, TypeError, KeyError, AttributeError):
@@ -201,10 +209,7 @@ class Journal:
     def _replay(self, entry: dict[str, Any], *, trusted: bool) -> None:
         if "identity" in entry:
             if entry["format"] != FORMAT:
-                raise NotResumable(
-                    f"{self.path}: written by another version (format {entry['format']!r}, this one knows "
-                    f"{FORMAT}); finish with that version or pass --restart to begin anew"
-                )
+                raise _other_format(self.path, entry["format"])
             self.identity = dict(entry["identity"])
         elif "done" in entry or "wrote" in entry:
             name, start, stop = entry.get("done") or entry["wrote"]
@@ -237,13 +242,45 @@ def boot_id() -> str | None:
     return told.stdout.strip() or None
 
 
-def sync_folder(folder: Path) -> None:
-    """Make names created in or renamed into a folder survive a power cut."""
-    fd = os.open(folder, os.O_RDONLY)
+def _lock(fd: int, path: Path) -> None:
+    """Lock an opened journal, or say why not."""
     try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        pass
+    except OSError as error:
+        raise InstallError(
+            f"{path.parent}: this file system cannot lock files ({error.strerror}), so two installations could meet "
+            "here; choose another --output"
+        ) from None
+    else:
+        try:
+            if os.path.samestat(os.fstat(fd), os.stat(path)):
+                return
+        except OSError:
+            pass  # who held it has finished, or was told to --restart: this is no longer the journal of this name
+    raise NotResumable(f"{path.parent}: another process is installing here; wait for it or stop it")
+
+
+def _checksum(text: bytes) -> bytes:
+    return b"%08x" % zlib.crc32(text)
+
+
+def _refuse_other_format(line: bytes, path: Path) -> None:
+    """Tell a first line that another version wrote, which may have no checksum, from a damaged one."""
+    try:
+        found = json.loads(line)["format"]
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return
+    if found != FORMAT:
+        raise _other_format(path, found)
+
+
+def _other_format(path: Path, found: Any) -> NotResumable:
+    return NotResumable(
+        f"{path}: written by another version (format {found!r}, this one knows {FORMAT}); finish with that version "
+        "or pass --restart to begin anew"
+    )
 
 
 def _whole_lines(text: bytes) -> Iterator[bytes]:

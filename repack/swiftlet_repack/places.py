@@ -7,8 +7,6 @@ through it gives the same bytes in the same order, wherever in between they lie.
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import os
 import threading
 from bisect import bisect_right
@@ -18,6 +16,8 @@ from pathlib import Path
 
 from swiftlet_mlx.errors import DiskFull, RepackError
 from swiftlet_mlx.qpack import safe_relative
+
+from .disk import FULL, sync_file
 
 STATE = ".install"  # folder inside the staging folder for what is not part of the result; gone when it is finished
 MAX_READ_BYTES = 1 << 20  # large enough for full disk speed, small enough to hash from a cache
@@ -128,9 +128,16 @@ class Places:
         return self.root / safe_relative(target, str(self.root))
 
     def create(self) -> None:
-        """Create every file of `sizes` that is not there yet, so that empty ones exist too."""
+        """Create every file of `sizes` that is not there yet, so that empty ones exist too.
+
+        Raises:
+            DiskFull, RepackError: whatever the system refuses.
+        """
         for target in self.sizes:
-            self._fd(target)
+            try:
+                self._fd(target)
+            except OSError as error:
+                raise self.refusal(error, target) from None
 
     def write(self, route: Route, at: int, data: bytes) -> None:
         """Put source bytes `[at, at + len(data))` where they belong.
@@ -150,22 +157,29 @@ class Places:
     def blocks(self, route: Route, start: int, stop: int, buffer: memoryview) -> Iterator[memoryview]:
         """Read source bytes `[start, stop)` back from where they belong, in order, a full buffer at a time.
 
+        What lies beyond the end of a file that is being written is the hole it would be: zeros. (No hash fits them, so
+        what was lost on the disk is fetched again.)
+
         Args:
             buffer: every block is a view of it, so each is valid only until the next is asked for.
 
         Raises:
-            RepackError: if a file cannot be read or ends too early.
+            RepackError: if a file cannot be read, or one that is only read ends too early.
         """
         filled = 0
         for piece in route.pieces(start, stop):
             offset, left = piece.offset, piece.length
             while left:
+                room = buffer[filled : filled + left]
                 try:
-                    count = os.preadv(self._fd(piece.target), [buffer[filled : filled + left]], offset)
+                    count = os.preadv(self._fd(piece.target), [room], offset)
                 except OSError as error:
                     raise self.refusal(error, piece.target) from None
-                if not count:
+                if not count and self._flags == os.O_RDONLY:
                     raise RepackError(f"{self.path(piece.target)}: ends at byte {offset}, {left} more were expected")
+                if not count:
+                    count = len(room)
+                    room[:] = bytes(count)
                 filled, offset, left = filled + count, offset + count, left - count
                 if filled == len(buffer):
                     yield buffer
@@ -192,7 +206,7 @@ class Places:
 
     def refusal(self, error: OSError, target: str) -> RepackError | DiskFull:
         """The error a user should read for what the system said about one file."""
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        if error.errno in FULL:
             return DiskFull(
                 f"{self.root}: no space left while writing {target}. Make room and repeat the same command; "
                 "it continues where it stopped"
@@ -216,13 +230,6 @@ class Places:
                 if size is not None and os.fstat(fd).st_size != size:
                     os.ftruncate(fd, size)  # sparse: only written bytes take space, and padding reads as zeros
             return self._fds[target]
-
-
-def sync_file(fd: int) -> None:
-    """Make a file's bytes survive a power cut."""
-    os.fsync(fd)
-    if hasattr(fcntl, "F_FULLFSYNC"):  # macOS: fsync alone leaves them in the drive's cache
-        fcntl.fcntl(fd, fcntl.F_FULLFSYNC)
 
 
 def _pwrite_all(fd: int, view: memoryview, offset: int) -> None:

@@ -9,9 +9,9 @@ an installation write anything else, or more than it said.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 from swiftlet_mlx.errors import (
@@ -20,7 +20,6 @@ from swiftlet_mlx.errors import (
     NotAContainer,
     SourceBroken,
     UnknownVersion,
-    UnsafePath,
     WrongSize,
 )
 from swiftlet_mlx.qpack import (
@@ -40,8 +39,8 @@ from swiftlet_mlx.qpack import (
 
 from .hub import Listing
 from .mirror import parse_hashes
+from .names import check_names
 from .origin import RemoteFile
-from .places import STATE
 from .plan import SMALL_FILES
 
 HEAD_FILES = (MANIFEST, LAYOUT, CONFIG, HASHES)  # read before the plan is made
@@ -96,7 +95,7 @@ def plan_ready(listing: Listing, folder: Path) -> ReadyPlan:
     for name in (HASHES, *SMALL_FILES):
         if name in listing.files:
             wanted.setdefault(name)
-    _check_names(wanted, where)
+    check_names(wanted, where)
     faults = []
     for name, size in wanted.items():
         if name not in listing.files:
@@ -131,23 +130,6 @@ def _manifest_sizes(folder: Path, where: str) -> dict[str, int | None]:
         if type(size) is not int or size < 0:
             raise ContainerError(f"{where}: manifest.json gives {name} the size {size!r}")
     return dict(files)
-
-
-def _check_names(names: Iterable[str], where: str) -> None:
-    """No two names that one folder cannot hold, on any file system, and none inside the installer's own
-    folder."""
-    seen: dict[str, str] = {}
-    for name in names:
-        folded = name.casefold()
-        parents = [str(parent) for parent in PurePosixPath(folded).parents][:-1]
-        if folded in seen or folded.split("/")[0] == STATE:
-            raise UnsafePath(f"{where}: the path {name!r} cannot be used beside {seen.get(folded, STATE)!r}")
-        seen[folded] = name
-        for parent in parents:
-            seen.setdefault(parent + "/", name)
-    for folded, name in seen.items():
-        if folded + "/" in seen:
-            raise UnsafePath(f"{where}: {name!r} would be a file and a folder")
 
 
 def _with_own_hashes(files: Mapping[str, RemoteFile], own: Mapping[str, str], where: str) -> dict[str, RemoteFile]:

@@ -21,9 +21,11 @@ from swiftlet_mlx.qpack import CONFIG
 from swiftlet_mlx.safetensors import PREFIX_BYTES, Header, header_length, parse_header
 
 from .delivery import whole
+from .disk import in_words, sync_folder
 from .fetch import Fetcher
 from .hub import Listing
-from .journal import Journal, sync_folder
+from .journal import Journal
+from .names import check_names
 from .origin import RemoteFile
 from .pace import Pace
 from .places import STATE, Places, Route, Segment
@@ -73,17 +75,20 @@ def open_remote(listing: Listing, fetcher: Fetcher, places: Places, journal: Jou
     """
     at = f"{STATE}/source/{PurePosixPath(listing.source.rstrip('/')).name or 'model'}"
     folder = places.root / at
-    folder.mkdir(parents=True, exist_ok=True)
+    with in_words(folder):
+        folder.mkdir(parents=True, exist_ok=True)
     small = small_files(listing)
     deliveries = [whole(f, f"{at}/{f.name}") for f in small.values()]
-    Transfer(deliveries, fetcher, places, journal, pace=pace).run()
+    Transfer(deliveries, fetcher, places, journal, pace=pace, again=True).run()
     for name, file in small.items():
         if not file.size:
-            (folder / name).touch()
+            with in_words(folder):
+                (folder / name).touch()
     with in_the_name_of(listing.source, folder):
         shards = _shards(listing, folder)
         headers = _headers(shards, fetcher, places, journal, pace.streams)
-        sync_folder(places.path(SPARE))
+        with in_words(folder):
+            sync_folder(places.path(SPARE))
         _, promised, warnings = shard_files(folder)
         checkpoint = checkpoint_from_headers(folder, read_config(folder), headers, promised, warnings)
     return RemoteCheckpoint(checkpoint, shards, headers)
@@ -122,8 +127,10 @@ def _shards(listing: Listing, folder: Path) -> dict[str, RemoteFile]:
             )
     for name in listing.files:
         if name.endswith(".safetensors") and "/" not in name:
-            (folder / name).touch()
+            with in_words(folder):
+                (folder / name).touch()
     names, _, _ = shard_files(folder)
+    check_names(names, listing.source)
     return {name: listing.files[name] for name in names}
 
 
@@ -143,10 +150,13 @@ def _header(file: RemoteFile, fetcher: Fetcher, places: Places, journal: Journal
     """A shard's header, from the staging folder if it is there, else by range; kept for the shard's hash."""
     stored = places.path(spare(file.name))
     if stored.exists() and journal.covered_to(file.name, 0) > PREFIX_BYTES:
-        with stored.open("rb") as stream:
-            length = header_length(stream.read(_LEAD_BYTES), file.size, file.name)
-            stream.seek(PREFIX_BYTES)
-            return parse_header(stream.read(length), file.size, file.name)
+        try:
+            with in_words(stored), stored.open("rb") as stream:
+                length = header_length(stream.read(_LEAD_BYTES), file.size, file.name)
+                stream.seek(PREFIX_BYTES)
+                return parse_header(stream.read(length), file.size, file.name)
+        except SafetensorsError:
+            pass  # what was lost on this disk is fetched again; what is wrong at the source comes again
     try:
         lead, text, header = _fetch_header(file, fetcher)
     except SafetensorsError:  # a byte may have gone wrong on the way: what is wrong at the source is wrong twice

@@ -7,19 +7,17 @@ system.
 
 from __future__ import annotations
 
-import errno
 import os
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
-from swiftlet_mlx.errors import DiskFull, InstallError, NotResumable, OutputExists
+from swiftlet_mlx.errors import NotResumable, OutputExists
 from swiftlet_mlx.library import PARTIAL
 from swiftlet_mlx.qpack import is_container, open_container
 
-from .journal import Journal, sync_folder
-from .places import STATE, sync_file
+from .disk import in_words, sync_file, sync_folder
+from .journal import Journal
+from .places import STATE
 
 MARGIN_BYTES = 64 << 20  # left free for the file system's own needs and for the small files
 
@@ -44,15 +42,7 @@ class Staging:
             NotResumable: if another process is at it, or the folder was begun by something else.
             InstallError: if the folder cannot be created.
         """
-        if self.output.exists() or self.output.is_symlink():
-            if not is_container(self.output):
-                raise OutputExists(f"{self.output} exists and is not a container; choose another --output")
-            # a kill right after the name was given leaves the working files inside
-            shutil.rmtree(self.output / STATE, ignore_errors=True)
-            raise OutputExists(
-                f"{self.output} exists and is not overwritten. Choose another --output, or delete it first: "
-                f"`swiftlet-mlx remove {self.output}`"
-            )
+        self._refuse_taken()
         with in_words(self.folder):
             if restart and Journal.in_use(self.state / "journal"):
                 raise NotResumable(f"{self.folder}: another process is installing here; wait for it or stop it")
@@ -63,11 +53,37 @@ class Staging:
                     f"{self.folder} holds something that this command did not begin; delete it, choose "
                     "another --output, or pass --restart to begin anew in its place"
                 )
+            new = not self.state.is_dir()
             self.state.mkdir(parents=True, exist_ok=True)
-            return Journal.open(self.state / "journal")
+            journal = Journal.open(self.state / "journal")
+            try:
+                self._refuse_taken()  # who held the journal until now may have finished meanwhile
+                if new:
+                    for folder in (self.folder, self.output.parent):
+                        sync_folder(folder)
+            except BaseException:
+                if not journal.identity:
+                    self._discard()
+                journal.close()
+                raise
+            return journal
+
+    def _refuse_taken(self) -> None:
+        if not (self.output.exists() or self.output.is_symlink()):
+            return
+        if not is_container(self.output):
+            raise OutputExists(f"{self.output} exists and is not a container; choose another --output")
+        # a kill right after the name was given leaves the working files inside
+        shutil.rmtree(self.output / STATE, ignore_errors=True)
+        raise OutputExists(
+            f"{self.output} exists and is not overwritten. Choose another --output, or delete it first: "
+            f"`swiftlet-mlx remove {self.output}`"
+        )
 
     def seal(self) -> None:
         """Check that it opens, flush everything, give the container its name, drop the working files.
+
+        The journal is to stay locked meanwhile: nobody else may begin in a folder that is about to move.
 
         Raises:
             ContainerError: if what was made does not open as a container.
@@ -89,7 +105,7 @@ class Staging:
                 raise OutputExists(f"{self.output} appeared meanwhile; the finished container is {self.folder}")
             os.rename(self.folder, self.output)
             sync_folder(self.output.parent)
-            shutil.rmtree(self.output / STATE)
+            shutil.rmtree(self.output / STATE, ignore_errors=True)  # the container is complete in any case
 
     def discard(self) -> None:
         """Delete what was begun."""
@@ -110,19 +126,6 @@ def free_bytes(folder: Path) -> int:
 def allocated_bytes(folder: Path) -> int:
     """Bytes the file system has given to the files under a folder; holes count nothing."""
     return sum(file.stat().st_blocks * 512 for file in folder.rglob("*") if file.is_file())
-
-
-@contextmanager
-def in_words(path: Path) -> Iterator[None]:
-    """What the system says about a folder, as an error a user can act on."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise DiskFull(f"{path}: no space left. Make room and repeat the same command") from None
-        where = error.filename or path
-        hint = "choose another --output" if error.errno in (errno.EACCES, errno.EROFS, errno.EPERM) else "see the disk"
-        raise InstallError(f"{where}: {error.strerror or error}; {hint}") from None
 
 
 def _sync_file(path: Path) -> None:

@@ -63,6 +63,7 @@ class Transfer:
         pace: streams and sizes.
         on_progress: called about ten times a second from the thread that calls `run`.
         on_verified: called for each file that is verified, now or by an earlier run, from another thread.
+        again: verify also what an earlier run has verified: for files that are about to be read and believed.
     """
 
     def __init__(
@@ -75,6 +76,7 @@ class Transfer:
         pace: Pace | None = None,
         on_progress: Callable[[Progress], None] | None = None,
         on_verified: Callable[[Delivery], None] | None = None,
+        again: bool = False,
     ) -> None:
         self.deliveries = list(deliveries)
         self.fetcher, self.places, self.journal = fetcher, places, journal
@@ -82,6 +84,7 @@ class Transfer:
         self.repairs: list[Repair] = []
         self._on_progress = on_progress or (lambda progress: None)
         self._on_verified = on_verified or (lambda delivery: None)
+        self._again = again
         self._changed = threading.Condition()
         self._spans: deque[tuple[Delivery, int, int]] = deque()
         self._flusher = Flusher(places, journal, self._fail)
@@ -226,7 +229,8 @@ class Transfer:
                 if not self._unverified:
                     return
                 delivery = self._unverified.popleft()
-            if delivery.file.name not in self.journal.verified and not self._verify_file(delivery):
+            known = delivery.file.name in self.journal.verified and not self._again
+            if not known and not self._verify_file(delivery):
                 return
             self._on_verified(delivery)
             with self._changed:

@@ -18,9 +18,9 @@ from swiftlet_mlx.errors import DiskFull, ReadFailed, RepackError
 from swiftlet_mlx.qpack import HASHES, LAYOUT, MANIFEST, LayerTable, to_json
 from swiftlet_mlx.reader import CheckpointSource
 
-from .places import sync_file
+from .disk import in_words, sync_file
 from .plan import Plan, TensorFile, make_plan, small_text
-from .staging import MARGIN_BYTES, Staging, allocated_bytes, free_bytes, in_words
+from .staging import MARGIN_BYTES, Staging, allocated_bytes, free_bytes
 
 COPY_BYTES = 8 << 20  # one piece: full disk speed, and what the copy costs in memory
 
@@ -75,7 +75,7 @@ def repack_checkpoint(
                 progress(done, total, name)
             _same_still(checkpoint, identity)
             write_rest(staging.folder, plan, small, journal.verified, source.resolve().name)
-    staging.seal()
+        staging.seal()
     return output
 
 
