@@ -17,7 +17,7 @@ from typing import Any
 from . import sessionfile, sidecar
 from .completion import Ask, Completions
 from .engine import Engine, Stream
-from .errors import ContextFull, MessageError, OptionError, SessionBusy, WrongModel
+from .errors import ContextFull, MessageError, OptionError, SessionBusy, SessionFileError, WrongModel
 from .messages import Message, checked_messages
 from .reply import assistant_message
 from .turn import Turn
@@ -260,7 +260,10 @@ class Session:
         unsaved = sidecar.read(file)
         saved = None if unsaved is not None and not file.exists() else sessionfile.read(file)
         messages = unsaved.messages if unsaved is not None else saved.messages if saved is not None else []
-        session = cls(model, tokenizer, messages=messages, ask=ask, **options)
+        try:
+            session = cls(model, tokenizer, messages=messages, ask=ask, **options)
+        except MessageError as error:
+            raise SessionFileError(f"{file} holds a message that cannot be used: {error}") from error
         try:
             model, engine = session.completions.fingerprint(), session.engine
             if unsaved is not None and unsaved.model != model:

@@ -7,13 +7,15 @@ used before its header, its hash and its model have been checked.
 Layout: arrays named `live.L.PATH` (the caches of layer L at the last token) and `mark.N.L.PATH` (a
 checkpoint's copies), PATH being mlx's flattened path in the cache's `state`. The metadata key
 `swiftlet_session` holds JSON: version, model, messages, ids, turn, marks (offsets), live and states (per
-layer: values that are not arrays), sha256 (of all array bytes in the order of their names).
+layer: values that are not arrays), sha256 (of all array bytes in the order of their names). The metadata key
+`sha256` holds the hash of that JSON text.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,8 +31,8 @@ from .safetensors import read_header
 from .timeline import Checkpoint, Timeline
 from .whole import whole
 
-VERSION = 1
-KEY = "swiftlet_session"
+VERSION = 2
+KEY, SEAL = "swiftlet_session", "sha256"
 SMALL_BYTES = 65_536  # parameters up to this size (norms, router biases) are hashed in full
 SAMPLE = 256  # numbers from the beginning and from the end of any larger one
 
@@ -99,12 +101,13 @@ def write(path: Path, messages: Sequence[Mapping[str, Any]], model: str, timelin
     arrays = arrays or {"empty": mx.zeros((1,), dtype=mx.uint8)}
     mx.eval(list(arrays.values()))
     record["sha256"] = _hash(arrays)
-    text = json.dumps(record, ensure_ascii=False)
+    text = json.dumps(record)
     try:
         with whole(path, ".safetensors") as new:
-            mx.save_safetensors(str(new), arrays, {KEY: text})
+            mx.save_safetensors(str(new), arrays, {KEY: text, SEAL: _seal(text)})
     except (OSError, RuntimeError) as error:
-        raise SessionFileError(f"The conversation cannot be saved to {path}: {error}") from error
+        why = _too_little_room(path, sum(a.nbytes for a in arrays.values()) + len(text)) or str(error)
+        raise SessionFileError(f"The conversation cannot be saved to {path}: {why}") from error
 
 
 def read(path: Path) -> Saved:
@@ -115,20 +118,25 @@ def read(path: Path) -> Saved:
     """
     try:
         header = read_header(path)
-        record = json.loads(header.metadata[KEY])
+        text, told = header.metadata[KEY], header.metadata.get(SEAL)
+        if told is not None and told != _seal(text):
+            raise ValueError("what it says does not match its hash")
+        record = json.loads(text)
         version = record["version"]
         if version != VERSION:
             raise SessionFileError(
                 f"{path} is a conversation of version {version}; this program reads version {VERSION}. Use the "
                 "program that saved it, or a newer one."
             )
+        if told is None:
+            raise ValueError("it has no hash")
         messages = record["messages"]
         if not isinstance(messages, list) or not all(isinstance(m, dict) for m in messages):
             raise TypeError("messages")
         return Saved(path, str(record["model"]), messages, record)
     except (OSError, SafetensorsError) as error:
         raise SessionFileError(f"{path} cannot be read as a saved conversation: {error}") from error
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise SessionFileError(f"{path} is not a saved conversation, or it is damaged ({error}).") from error
 
 
@@ -173,7 +181,7 @@ def restore(saved: Saved, model: nn.Module, name: str) -> Timeline | None:
                 None if rest is None else _tree(arrays, f"mark.{n}.{i}", rest) for i, rest in enumerate(mark["states"])
             )
             timeline.checkpoints.append(Checkpoint(mark["offset"], states))
-    except (KeyError, TypeError, ValueError, RuntimeError, IndexError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, RuntimeError, IndexError, AttributeError, OverflowError) as error:
         raise SessionFileError(
             f"{saved.path} is damaged: {error}. Its messages can still be read; start a new session with them."
         ) from error
@@ -197,6 +205,19 @@ def _tree(arrays: Mapping[str, mx.array], prefix: str, rest: Sequence[Sequence[A
     start = prefix + "."
     leaves = [(k.removeprefix(start), a) for k, a in arrays.items() if k.startswith(start)]
     return tree_unflatten([*leaves, *((key, value) for key, value in rest)])
+
+
+def _seal(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _too_little_room(path: Path, needed: int) -> str:
+    """What MLX does not say when a disk is full; nothing if it is not."""
+    try:
+        free = shutil.disk_usage(path.parent).free
+    except OSError:
+        return ""
+    return f"no space left ({needed} bytes are needed, {free} are free)" if free < needed else ""
 
 
 def _hash(arrays: Mapping[str, mx.array]) -> str:

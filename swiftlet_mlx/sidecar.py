@@ -19,7 +19,7 @@ from .errors import SafetensorsError, SessionFileError
 from .safetensors import read_header
 from .whole import whole
 
-VERSION = 1
+VERSION = 2
 SUFFIX = ".unsaved"
 MAX_BYTES = 1 << 30  # far above any context
 
@@ -52,7 +52,7 @@ def write(path: Path, messages: Sequence[Mapping[str, Any]], model: str) -> None
     record = {"version": VERSION, "model": model, "beside": _identity(path), "messages": list(messages)}
     try:
         with whole(beside(path)) as new:
-            new.write_text(json.dumps(record, ensure_ascii=False), encoding="utf-8")
+            new.write_text(json.dumps({**record, "sha256": _seal(record)}), encoding="ascii")
     except OSError as error:
         raise SessionFileError(f"What was said cannot be noted in {beside(path)}: {error}") from error
 
@@ -70,6 +70,8 @@ def read(path: Path) -> Unsaved | None:
         record = json.loads(name.read_bytes())
         if record["version"] != VERSION:
             raise ValueError(f"version {record['version']!r}, this program knows {VERSION}")
+        if record.pop("sha256") != _seal(record):
+            raise ValueError("what it says does not match its hash")
         messages = record["messages"]
         if not isinstance(messages, list) or not all(isinstance(m, dict) for m in messages):
             raise TypeError("messages")
@@ -77,7 +79,7 @@ def read(path: Path) -> Unsaved | None:
         counts = record["beside"] == _identity(path)
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise SessionFileError(
             f"{name} is damaged ({error}). It held what was said after {path.name} was written. Remove it to go on "
             "without that."
@@ -88,6 +90,10 @@ def read(path: Path) -> Unsaved | None:
 def drop(path: Path) -> None:
     """Forget what was noted: the file now holds it."""
     beside(path).unlink(missing_ok=True)
+
+
+def _seal(record: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
 
 
 def _identity(path: Path) -> str | None:

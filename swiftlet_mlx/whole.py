@@ -6,6 +6,7 @@ the old contents or for the new ones, and nothing half written is left when an e
 
 from __future__ import annotations
 
+import fcntl
 import os
 import tempfile
 from collections.abc import Iterator
@@ -41,5 +42,7 @@ def _flush(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
+        if hasattr(fcntl, "F_FULLFSYNC"):  # macOS: fsync alone leaves it in the drive's cache
+            fcntl.fcntl(descriptor, fcntl.F_FULLFSYNC)
     finally:
         os.close(descriptor)

@@ -9,6 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import mlx.core as mx
@@ -636,7 +637,16 @@ def test_a_damaged_note_and_one_of_another_model_are_refused_by_name(
     with pytest.raises(WrongModel, match=r"talk\.unsaved"):
         Session.load(tmp_path / "talk", random_model(seed=1), tokenizer())
     note = tmp_path / "talk.unsaved"
-    for damaged in (note.read_bytes()[:-2], b"[]", b"{}", note.read_bytes().replace(b'"version": 1', b'"version": 9')):
+    whole = note.read_bytes()
+    for damaged in (
+        whole[:-2],
+        b"[]",
+        b"{}",
+        b"[" * 100_000,
+        whole.replace(b'"version": 2', b'"version": 9'),
+        whole.replace(b'"Hi"', b'"Ho"'),
+    ):
+        assert damaged != whole
         note.write_bytes(damaged)
         with pytest.raises(SessionFileError, match=r"talk\.unsaved is damaged"):
             Session.load(tmp_path / "talk", session.completions)
@@ -669,7 +679,7 @@ def damage(data: bytes, how: str) -> bytes:
         "cut in the header": data[:100],
         "one bit flipped": data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :],
         "other text": b"hello, this is no session at all " * 9,
-        "other version": data.replace(b'\\"version\\": 1', b'\\"version\\": 7'),
+        "other version": data.replace(b'\\"version\\": 2', b'\\"version\\": 7'),
         "no such key": data.replace(b"swiftlet_session", b"swiftlet_sessiom"),
         "ids changed": data.replace(b'\\"ids\\": [', b'\\"ids\\": [7,'),
     }[how]
@@ -691,6 +701,47 @@ def test_a_damaged_file_is_refused_by_name(opened: Callable[..., Session], tmp_p
     assert file.read_bytes() != whole
     with pytest.raises(SessionFileError, match=r"a\.session"):
         Session.load(file, model, tokenizer())
+
+
+def test_whichever_bit_of_a_file_flips_it_is_refused(opened: Callable[..., Session], tmp_path: Path) -> None:
+    session = opened()
+    talk(session, "Hi")
+    file = tmp_path / "a.session"
+    session.save(file)
+    whole = file.read_bytes()
+    assert whole.index(b"swiftlet_session") < 2000
+    for at in [*range(0, 2000, 23), *range(2000, len(whole), 997)]:
+        file.write_bytes(whole[:at] + bytes([whole[at] ^ 1 << at % 8]) + whole[at + 1 :])
+        with pytest.raises(SessionFileError, match=r"a\.session"):
+            Session.load(file, session.completions)
+
+
+def test_a_file_of_an_older_version_is_called_that(opened: Callable[..., Session], tmp_path: Path) -> None:
+    session = opened()
+    record = {"version": 1, "model": session.completions.fingerprint(), "messages": [], "ids": []}
+    mx.save_safetensors(
+        str(tmp_path / "old.safetensors"), {"empty": mx.zeros(1)}, {"swiftlet_session": json.dumps(record)}
+    )
+    with pytest.raises(SessionFileError, match=r"old\.safetensors is a conversation of version 1"):
+        Session.load(tmp_path / "old.safetensors", session.completions)
+
+
+def test_a_full_disk_is_called_that(
+    opened: Callable[..., Session], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = opened()
+    talk(session, "Hi")
+
+    def full(*_: Any) -> None:
+        raise RuntimeError("[write] Unable to write 386 bytes to file.")  # all that MLX says
+
+    monkeypatch.setattr(mx, "save_safetensors", full)
+    with pytest.raises(SessionFileError, match=r"a: \[write\] Unable"):
+        session.save(tmp_path / "a")
+    monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=100))
+    with pytest.raises(SessionFileError, match=r"a: no space left \(\d+ bytes are needed, 100 are free\)"):
+        session.save(tmp_path / "a")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_missing_file_and_a_missing_folder_are_reported(opened: Callable[..., Session], tmp_path: Path) -> None:
