@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import tempfile
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -44,7 +46,7 @@ GREEDY = Ask(sampling=Sampling(), max_tokens=6)
 LONG = "You are a helpful assistant. " * 16
 
 
-def talk(session: Session, text: str, **options: Any) -> Turn:
+def talk(session: Session, text: Any, **options: Any) -> Turn:
     turn = session.send(text, **options)
     for _ in turn:
         pass
@@ -772,6 +774,7 @@ def test_saving_over_an_older_file_leaves_it_whole_if_it_fails(
 
 # ---- whatever happens ------------------------------------------------------------------------------------------------
 
+TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
 MODELS = {kind: random_model(kind) for kind in ("qwen3_next", "qwen3_moe")}
 
 
@@ -783,19 +786,55 @@ class Walk(RuleBasedStateMachine):
         opening=st.sampled_from(["none", "switch"]),
         budget=st.sampled_from([1.0, 150e-6]),
         system=st.sampled_from([None, LONG]),
+        tools=st.sampled_from([(), (TOOL,)]),
         idle_seconds=st.sampled_from([None, 0.0]),
     )
-    def begin(self, kind: str, opening: str, budget: float, system: str | None, idle_seconds: float | None) -> None:
-        self.session = Session(
-            MODELS[kind], tokenizer(chat_template(opening)), system=system, ask=GREEDY,
+    def begin(
+        self, kind: str, opening: str, budget: float, system: str | None, tools: Any, idle_seconds: float | None
+    ) -> None:
+        self.engine = Engine(
+            lambda: (MODELS[kind], tokenizer(chat_template(opening))),
             prefix_cache_gb=budget, prefill_step_size=16, idle_seconds=idle_seconds,
         )  # fmt: skip
+        completions, ask = Completions(self.engine), replace(GREEDY, tools=tools)
+        self.session, self.other = (Session(completions, system=system, ask=ask) for _ in range(2))
+
+    @rule()
+    def turn_to_the_other_conversation(self) -> None:
+        self.session, self.other = self.other, self.session
 
     @rule(
         text=st.sampled_from(["Hi", "Hello world, the quick brown fox", "What is the answer?"]), seed=st.integers(0, 9)
     )
     def send(self, text: str, seed: int) -> None:
         talk(self.session, text, temperature=1.0, seed=seed)
+
+    @rule(thought=st.sampled_from([{}, {"reasoning_content": "the lazy dog"}]))
+    def use_a_tool(self, thought: dict[str, str]) -> None:
+        function = {"name": "look", "arguments": '{"at": "the fox"}'}
+        call = {"id": "c", "type": "function", "function": function}
+        asked = {"role": "user", "content": "What is the answer?"}
+        answered = {"role": "assistant", "content": "It is", "tool_calls": [call], **thought}
+        talk(self.session, [asked, answered, {"role": "tool", "tool_call_id": "c", "content": "forty two"}])
+
+    @rule()
+    def save_and_load(self) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            file, store = Path(folder, "talk"), self.engine.store
+            self.session.save(file)
+            self.engine.call(store.clear).result()
+            loaded = Session.load(file, self.session.completions, ask=self.session.ask)
+        assert loaded.messages == self.session.messages
+        self.session = loaded
+
+    @precondition(lambda self: any(m["role"] == "user" for m in self.session.messages))
+    @rule()
+    def drop_the_oldest(self) -> None:
+        self.session.drop_oldest()
+
+    @rule(system=st.sampled_from(["", LONG, "Hello"]))
+    def set_the_system_prompt(self, system: str) -> None:
+        self.session.system = system
 
     @rule(after=st.integers(0, 4))
     def cancel(self, after: int) -> None:
@@ -831,15 +870,15 @@ class Walk(RuleBasedStateMachine):
     @invariant()
     def the_next_reply_is_that_of_a_fresh_pass(self) -> None:
         assert_same(self.session)
-        store = self.session.engine.store
-        assert self.session.engine.call(lambda: store.nbytes).result() <= store.budget_bytes
+        store = self.engine.store
+        assert self.engine.call(lambda: store.nbytes).result() <= store.budget_bytes
 
     def teardown(self) -> None:
-        self.session.close()
+        self.engine.close()
 
 
 Walk.TestCase.settings = settings(
-    max_examples=8, stateful_step_count=8, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=5, stateful_step_count=8, deadline=None, suppress_health_check=list(HealthCheck)
 )
 TestWalk = Walk.TestCase
 
