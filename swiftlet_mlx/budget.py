@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from .errors import BudgetTooSmall
-from .qpack import LayerTable
+from .layout import LayerTable
 from .units import size
 
 GB = 10**9

@@ -7,7 +7,6 @@ converted norms and convolutions): a raw Hugging Face export is refused before a
 
 from __future__ import annotations
 
-import json
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
@@ -17,7 +16,9 @@ from typing import Any
 
 from .config import ModelConfig, quantization_overrides, read_config
 from .errors import CheckpointError, ConfigError, RawCheckpoint, StreamingUnsupported
-from .qpack import MAX_EXPERTS, LayerTable, is_container, make_table, safe_relative
+from .jsonfile import object_if_there
+from .layout import MAX_EXPERTS, LayerTable, make_table
+from .qpack import is_container, safe_relative
 from .safetensors import Header, TensorInfo, read_header
 
 INDEX = "model.safetensors.index.json"
@@ -210,18 +211,13 @@ def quantized_width(weight: TensorInfo, scales: TensorInfo, group_size: int) -> 
 
 def _read_index(folder: Path) -> dict[str, str] | None:
     path = folder / INDEX
-    if not path.is_file():
+    table = object_if_there(path, CheckpointError, advice="download it again", limit=_MAX_INDEX_BYTES)
+    if table is None:
         return None
-    try:
-        if path.stat().st_size > _MAX_INDEX_BYTES:
-            raise CheckpointError(f"{path}: larger than {_MAX_INDEX_BYTES} bytes")
-        table = json.loads(path.read_bytes())
-        weight_map = table["weight_map"]
-        entries = {str(k): safe_relative(v, str(path)) for k, v in weight_map.items()}
-    except OSError as error:
-        raise CheckpointError(f"{path}: cannot be read ({error.strerror})") from None
-    except (ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
-        raise CheckpointError(f"{path}: not a weight index ({error}); download it again") from None
+    weight_map = table.get("weight_map")
+    if not isinstance(weight_map, dict):
+        raise CheckpointError(f"{path}: not a weight index; download it again")
+    entries = {name: safe_relative(file, str(path)) for name, file in weight_map.items()}
     if not entries:
         raise CheckpointError(f"{path}: the weight map is empty; download it again")
     return entries

@@ -6,13 +6,13 @@ the same way everywhere. Invariant: counts are positive and bounded, or zero whe
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from .errors import ConfigError
+from .jsonfile import read_object
 
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts", "num_moe_experts")
 _TOP_K = (
@@ -22,7 +22,6 @@ _TOP_K = (
 _LAYERS = ("num_hidden_layers", "n_layers", "n_layer", "num_layers")
 _KINDS = ("layers_block_type", "hybrid_override_pattern", "layer_types")
 _CONTEXT = ("max_position_embeddings", "max_seq_len", "n_positions", "max_sequence_length")
-_MAX_BYTES = 16_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,20 +70,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     Raises:
         ConfigError: if it is missing, too large, or not a JSON object.
     """
-    path = folder / "config.json"
-    try:
-        with open(path, "rb") as file:
-            text = file.read(_MAX_BYTES + 1)
-        if len(text) > _MAX_BYTES:
-            raise ConfigError(f"{path}: larger than {_MAX_BYTES} bytes")
-        config = json.loads(text)
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read ({error.strerror}); is this a model folder?") from None
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{path}: not valid JSON ({error})") from None
-    if not isinstance(config, dict):
-        raise ConfigError(f"{path}: an object was expected, found {type(config).__name__}")
-    return config
+    return read_object(folder / "config.json", ConfigError, advice="is this a model folder?")
 
 
 def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -6,12 +6,12 @@ is an error by name, never the same as a file that is not there.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from .errors import ConfigError, SamplingError
+from .jsonfile import object_if_there
 from .sampling import Sampling
 
 # Qwen's advice for its thinking and instruct models, for checkpoints whose files say nothing.
@@ -27,17 +27,8 @@ def read_json(path: Path) -> dict[str, Any]:
     Raises:
         ConfigError: it is there but is not a JSON object.
     """
-    try:
-        value = json.loads(path.read_bytes())
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError) as error:
-        raise ConfigError(
-            f"{path} cannot be read: {error}. It may have been cut while copying; fetch it again."
-        ) from error
-    if not isinstance(value, dict):
-        raise ConfigError(f"{path} holds no JSON object.")
-    return value
+    advice = "it may have been cut while copying, fetch it again"
+    return object_if_there(path, ConfigError, advice=advice) or {}
 
 
 def sampling_defaults(generation_config: Mapping[str, Any], *, thinking: bool, source: str = "") -> Sampling:

@@ -27,10 +27,11 @@ from . import memory, oracle
 from .config import ModelConfig, read_config
 from .device import backend
 from .errors import SwiftletError
+from .layout import make_table
 from .loader import load_streamed
 from .machine import Pressure, pressure
 from .moe import Streamed
-from .qpack import Container, make_table
+from .qpack import Container
 from .reader import open_source
 from .slots import SlotPool
 from .unpack import unpack

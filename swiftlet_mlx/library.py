@@ -7,7 +7,6 @@ by name.
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 from collections.abc import Callable, Iterator
@@ -17,8 +16,9 @@ from typing import Literal
 
 from .checkpoint import shard_files
 from .config import ModelConfig, read_config
-from .errors import ModelNotFound, SwiftletError
-from .qpack import MANIFEST, MAX_JSON_BYTES, is_container, open_container
+from .errors import ContainerError, ModelNotFound, SwiftletError
+from .jsonfile import object_if_there
+from .qpack import MANIFEST, is_container, open_container
 
 Kind = Literal["container", "checkpoint", "unfinished"]
 ORIGIN = "source.json"  # written by the installer: source, commit, and the hashes that were checked
@@ -156,12 +156,13 @@ def _installed(path: Path) -> Found | None:
 def _origin(path: Path) -> tuple[str, str]:
     """What a container was made from, and which commit: as its installer noted it, or as its manifest
     says."""
-    for file, keys in ((ORIGIN, ("source", "revision")), (MANIFEST, ("sourceCheckpoint", ""))):
+    for file, source, revision in ((ORIGIN, "source", "revision"), (MANIFEST, "sourceCheckpoint", "")):
         try:
-            noted = json.loads((path / file).read_bytes()[:MAX_JSON_BYTES])
-            return str(noted[keys[0]]), str(noted.get(keys[1]) or "")
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            noted = object_if_there(path / file, ContainerError)
+        except ContainerError:
             continue
+        if noted is not None and source in noted:
+            return str(noted[source]), str(noted.get(revision) or "")
     return "", ""
 
 

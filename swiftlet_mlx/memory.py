@@ -17,8 +17,9 @@ from .budget import GB, all_bytes, cycle_bytes, minimum_bytes, split
 from .checkpoint import Checkpoint
 from .config import ModelConfig, text_config
 from .errors import OptionError
+from .layout import LayerTable
 from .machine import available_bytes
-from .qpack import DENSE, Container, LayerTable
+from .qpack import DENSE, Container
 from .safetensors import read_header
 from .units import size
 

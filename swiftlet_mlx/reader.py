@@ -17,7 +17,8 @@ from typing import Literal, Protocol
 
 from .checkpoint import Checkpoint, open_checkpoint
 from .errors import ReadFailed
-from .qpack import Container, LayerTable, is_container, open_container
+from .layout import LayerTable
+from .qpack import Container, is_container, open_container
 
 # Linux cuts one call at 2,147,479,552 bytes, macOS refuses more than INT_MAX; both take at most 1,024 buffers.
 MAX_CALL_BYTES = 1 << 30

@@ -14,7 +14,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from swiftlet_mlx.qpack import CONFIG, DENSE, HASHES, LAYOUT, MANIFEST, layout_json, make_table
+from swiftlet_mlx.layout import layout_json, make_table
+from swiftlet_mlx.qpack import CONFIG, DENSE, HASHES, LAYOUT, MANIFEST
 from swiftlet_mlx.safetensors import build_header, tensor_bytes
 
 Tensor = tuple[str, str, tuple[int, ...]]

@@ -17,7 +17,10 @@ PACKAGES = {
     "swiftlet_repack": ROOT / "repack" / "swiftlet_repack",
     "swiftlet_bench": ROOT / "bench" / "swiftlet_bench",
 }
-BYTES_ONLY = ("errors", "units", "stats", "safetensors", "config", "qpack", "checkpoint", "reader", "policy", "locate")
+BYTES_ONLY = (
+    "errors", "units", "stats", "safetensors", "jsonfile", "config", "layout", "qpack", "checkpoint", "reader", "policy",
+    "locate",
+)  # fmt: skip
 
 
 def modules() -> Iterator[tuple[str, Path]]:

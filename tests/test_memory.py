@@ -14,7 +14,7 @@ from tiny import make_checkpoint
 from swiftlet_mlx import memory
 from swiftlet_mlx.config import ModelConfig, read_config
 from swiftlet_mlx.errors import BudgetTooSmall, OptionError
-from swiftlet_mlx.qpack import LayerTable, make_table
+from swiftlet_mlx.layout import LayerTable, make_table
 from swiftlet_mlx.reader import open_source
 from swiftlet_mlx.units import size
 

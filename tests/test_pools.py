@@ -20,9 +20,9 @@ from tiny import make_checkpoint
 
 from swiftlet_mlx import memory
 from swiftlet_mlx.errors import ReadFailed
+from swiftlet_mlx.layout import LayerTable, make_table
 from swiftlet_mlx.loader import load_streamed
 from swiftlet_mlx.pools import Pools
-from swiftlet_mlx.qpack import LayerTable, make_table
 from swiftlet_mlx.read_threads import ReadThreads
 from swiftlet_mlx.reads import neighbours
 from swiftlet_mlx.slots import EMPTY

@@ -14,7 +14,7 @@ from swiftlet_repack.write import repack_checkpoint
 from tiny import make_checkpoint
 
 from swiftlet_mlx import reader
-from swiftlet_mlx.qpack import PAGE, LayerTable, Section, make_table
+from swiftlet_mlx.layout import PAGE, LayerTable, Section, make_table
 from swiftlet_mlx.reader import CheckpointSource, ContainerSource, open_source
 
 PARTS = {

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swiftlet_mlx.qpack import LayerTable, make_table
+from swiftlet_mlx.layout import LayerTable, make_table
 from swiftlet_mlx.slots import DTYPES, EMPTY, SlotPool
 
 PARTS = {"fc1.weight": ("U32", (2, 3)), "fc1.scales": ("BF16", (2,)), "fc2.weight": ("F16", (5,))}

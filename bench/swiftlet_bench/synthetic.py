@@ -21,7 +21,9 @@ from numpy.typing import NDArray
 from swiftlet_repack.plan import SHIM, SHIM_TEXT, config_text
 
 from swiftlet_mlx.errors import DiskFull, OutputExists
-from swiftlet_mlx.qpack import CONFIG, DENSE, LAYOUT, MAGIC, MANIFEST, layout_json, to_json
+from swiftlet_mlx.jsonfile import to_json
+from swiftlet_mlx.layout import layout_json
+from swiftlet_mlx.qpack import CONFIG, DENSE, LAYOUT, MAGIC, MANIFEST
 from swiftlet_mlx.safetensors import build_header
 
 from .bytetokenizer import add_tokenizer

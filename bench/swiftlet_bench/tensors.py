@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from swiftlet_mlx._compat import get_model_classes
 from swiftlet_mlx.config import text_config
 from swiftlet_mlx.errors import OptionError
-from swiftlet_mlx.qpack import LayerTable, make_table
+from swiftlet_mlx.layout import LayerTable, make_table
 from swiftlet_mlx.safetensors import tensor_bytes
 
 from . import weights

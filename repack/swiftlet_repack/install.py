@@ -19,8 +19,10 @@ from typing import Any
 
 from swiftlet_mlx.config import ModelConfig
 from swiftlet_mlx.errors import Cancelled, NotResumable, SourceBroken, SourceChanged
+from swiftlet_mlx.jsonfile import to_json
+from swiftlet_mlx.layout import LayerTable
 from swiftlet_mlx.library import ORIGIN
-from swiftlet_mlx.qpack import DENSE, HASHES, LayerTable, open_container, to_json
+from swiftlet_mlx.qpack import DENSE, HASHES, open_container
 from swiftlet_mlx.units import size
 
 from .delivery import Delivery, Repair, whole

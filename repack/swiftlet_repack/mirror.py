@@ -25,7 +25,8 @@ from swiftlet_mlx.errors import (
     SourceNotFound,
     SwiftletError,
 )
-from swiftlet_mlx.qpack import HASHES, MAX_FILES, MAX_JSON_BYTES, safe_relative
+from swiftlet_mlx.jsonfile import MAX_JSON_BYTES
+from swiftlet_mlx.qpack import HASHES, MAX_FILES, safe_relative
 
 from .fetch import Fetcher
 from .hub import Listing

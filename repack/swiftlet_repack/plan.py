@@ -15,7 +15,9 @@ from typing import Any
 
 from swiftlet_mlx.checkpoint import Checkpoint, Located
 from swiftlet_mlx.errors import RepackError
-from swiftlet_mlx.qpack import CONFIG, DENSE, LAYOUT, MAGIC, LayerTable, layout_json, to_json, v1_width, version_for
+from swiftlet_mlx.jsonfile import to_json
+from swiftlet_mlx.layout import LayerTable, layout_json, v1_width, version_for
+from swiftlet_mlx.qpack import CONFIG, DENSE, LAYOUT, MAGIC
 from swiftlet_mlx.safetensors import build_header
 
 from .places import Segment

@@ -22,20 +22,9 @@ from swiftlet_mlx.errors import (
     UnknownVersion,
     WrongSize,
 )
-from swiftlet_mlx.qpack import (
-    CONFIG,
-    DENSE,
-    HASHES,
-    LAYOUT,
-    MAGIC,
-    MANIFEST,
-    MAX_FILES,
-    MAX_JSON_BYTES,
-    LayerTable,
-    parse_layout,
-    read_json,
-    safe_relative,
-)
+from swiftlet_mlx.jsonfile import MAX_JSON_BYTES
+from swiftlet_mlx.layout import LayerTable, parse_layout
+from swiftlet_mlx.qpack import CONFIG, DENSE, HASHES, LAYOUT, MAGIC, MANIFEST, MAX_FILES, read_json, safe_relative
 
 from .hub import Listing
 from .mirror import parse_hashes

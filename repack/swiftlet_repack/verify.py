@@ -13,19 +13,8 @@ from typing import Any
 
 from swiftlet_mlx.checkpoint import Checkpoint, Located, open_checkpoint
 from swiftlet_mlx.errors import ContainerError, HashMismatch, ReadFailed
-from swiftlet_mlx.qpack import (
-    DENSE,
-    HASHES,
-    LAYOUT,
-    MANIFEST,
-    Container,
-    LayerTable,
-    Section,
-    layer_file,
-    open_container,
-    read_json,
-    safe_relative,
-)
+from swiftlet_mlx.layout import LayerTable, Section, layer_file
+from swiftlet_mlx.qpack import DENSE, HASHES, LAYOUT, MANIFEST, Container, open_container, read_json, safe_relative
 from swiftlet_mlx.reader import CheckpointSource, ContainerSource, ExpertSource
 from swiftlet_mlx.safetensors import read_header
 

@@ -15,7 +15,9 @@ from pathlib import Path
 
 from swiftlet_mlx.checkpoint import Checkpoint, open_checkpoint
 from swiftlet_mlx.errors import DiskFull, ReadFailed, RepackError
-from swiftlet_mlx.qpack import HASHES, LAYOUT, MANIFEST, LayerTable, to_json
+from swiftlet_mlx.jsonfile import to_json
+from swiftlet_mlx.layout import LayerTable
+from swiftlet_mlx.qpack import HASHES, LAYOUT, MANIFEST
 from swiftlet_mlx.reader import CheckpointSource
 
 from .disk import in_words, sync_file
