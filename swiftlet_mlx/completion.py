@@ -21,7 +21,7 @@ from .engine import Engine, Stream
 from .errors import MessageError, OptionError
 from .events import Event, Finish, FinishReason
 from .generation import Request, Token
-from .messages import Message
+from .messages import Message, encodable
 from .reply import Reading, Reply
 from .sampling import Sampling
 from .sessionfile import fingerprint
@@ -196,7 +196,7 @@ class Completions:
             OptionError, ContextFull, EngineBusy, EngineClosed: as `chat` does.
         """
         if isinstance(prompt, str):
-            ids = list(self.tokenizer.encode(prompt))
+            ids = list(self.tokenizer.encode(encodable(prompt)))
         elif all(type(i) is int for i in prompt):
             ids = list(prompt)
         else:
@@ -206,8 +206,9 @@ class Completions:
     def _submit(
         self, ids: list[int], checkpoints: tuple[int, ...], reading: Reading, ask: Ask, prompt: Prompt | None = None
     ) -> Stream:
-        if ask.reply_start:
-            ids = [*ids, *self.tokenizer.encode(ask.reply_start, add_special_tokens=False)]
+        start = encodable(ask.reply_start)
+        if start:
+            ids = [*ids, *self.tokenizer.encode(start, add_special_tokens=False)]
         sampling = ask.sampling or self.defaults(thinking=reading.opens_thinking)
         max_tokens = self.room(len(ids), ask.max_tokens)
         reading = replace(
@@ -215,7 +216,7 @@ class Completions:
             stops=ask.stop,
             max_tokens=max_tokens,
             sentence_end=ask.sentence_end,
-            begun=ask.reply_start,
+            begun=start,
             logprobs=ask.logprobs is not None,
         )
         reply = Reply(self.vocabulary, reading)

@@ -30,6 +30,16 @@ def checked_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
     return [_checked(message, i) for i, message in enumerate(messages)]
 
 
+def encodable(text: str) -> str:
+    """The same text in valid Unicode. JSON may bring a pair of surrogates as two characters, which are joined, or half
+    of one (a client has cut an emoji in two), which becomes U+FFFD; no tokenizer takes either."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return text
+
+
 def _checked(message: Message, index: int) -> dict[str, Any]:
     role = message.get("role") if isinstance(message, Mapping) else None
     if role not in ROLES:
@@ -58,7 +68,7 @@ def _content(message: Message, index: int) -> str:
             return ""
         raise MessageError(f"Message {index} ({message['role']}) has no content.", index=index)
     if isinstance(content, str):
-        return content
+        return encodable(content)
     if not isinstance(content, Sequence):
         raise MessageError(f"Message {index} has content that is neither text nor a list of parts.", index=index)
     texts = []
@@ -68,7 +78,7 @@ def _content(message: Message, index: int) -> str:
         if kind not in ("text", "input_text", "output_text") or not isinstance(text, str):
             raise MessageError(f"Message {index} has a part of type {kind!r}; this model reads text only.", index=index)
         texts.append(text)
-    return "".join(texts)
+    return encodable("".join(texts))
 
 
 def _checked_call(call: Any, index: int) -> dict[str, Any]:

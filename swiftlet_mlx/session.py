@@ -18,7 +18,7 @@ from . import sessionfile, sidecar
 from .completion import Ask, Completions
 from .engine import Engine, Stream
 from .errors import ContextFull, MessageError, OptionError, SessionBusy, SessionFileError, WrongModel
-from .messages import Message, checked_messages
+from .messages import Message, checked_messages, encodable
 from .reply import assistant_message
 from .turn import Turn
 
@@ -93,7 +93,7 @@ class Session:
     def system(self, text: str) -> None:
         with self._changing():
             rest = self._messages[self._starts_with_system() :]
-            self._messages = [*([{"role": "system", "content": text}] if text else []), *rest]
+            self._messages = [*([{"role": "system", "content": encodable(text)}] if text else []), *rest]
 
     def send(self, message: str | Message | Sequence[Message], ask: Ask | None = None, **options: Any) -> Turn:
         """Say something and have it answered.
@@ -112,12 +112,15 @@ class Session:
             MessageError, OptionError: the message or an option cannot be honoured.
             ContextFull: history and reply do not fit; see `drop_oldest`.
         """
+        new: list[Any]
         if isinstance(message, str):
-            new: list[Message] = [{"role": "user", "content": message}]
+            new = [{"role": "user", "content": message}]
         elif isinstance(message, Mapping):
             new = [message]
+        elif isinstance(message, Sequence):
+            new = [*message]
         else:
-            new = list(message)
+            raise MessageError(f"A message is text, a message or a list of them; found {type(message).__name__}.")
         with self._changing():
             return self._answer([*self._messages, *checked_messages(new)], ask, options)
 
@@ -139,15 +142,17 @@ class Session:
             n: place in `messages`; negative counts from the end.
 
         Raises:
-            MessageError: there is no such message.
+            MessageError: there is no such message, or the text is none.
             SessionBusy: a turn is going on.
         """
+        if not isinstance(text, str):
+            raise MessageError(f"The text of a message is text; found {type(text).__name__}.")
         with self._changing():
             if not -len(self._messages) <= n < len(self._messages):
                 raise MessageError(f"There is no message {n}; there are {len(self._messages)}.")
             n %= len(self._messages)
             kept = {k: v for k, v in self._messages[n].items() if k != "reasoning_content"}
-            self._messages = [*self._messages[:n], {**kept, "content": text}]
+            self._messages = [*self._messages[:n], {**kept, "content": encodable(text)}]
 
     def undo(self) -> str:
         """Drop the last exchange and return its question, for another try.

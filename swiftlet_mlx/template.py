@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .errors import MessageError, NoChatTemplate
-from .messages import Message, checked_messages
+from .messages import Message, checked_messages, encodable
 
 MIN_SHARED_TOKENS = 64  # a shorter beginning is not worth a checkpoint and a pass over the experts of its own
 MARK = "zqx"  # appears in no template
@@ -144,13 +144,12 @@ class ChatTemplate:
 
     def _apply(self, messages: list[dict[str, Any]], tools: Any, options: Mapping[str, Any], reply: bool = True) -> str:
         try:
-            return str(
-                self._tokenizer.apply_chat_template(
-                    messages, tools=tools or None, tokenize=False, add_generation_prompt=reply, **options
-                )
+            text = self._tokenizer.apply_chat_template(
+                messages, tools=tools or None, tokenize=False, add_generation_prompt=reply, **options
             )
         except Exception as error:  # a template may raise anything
             raise MessageError(f"The model's chat template refuses this conversation: {error}") from error
+        return encodable(str(text))
 
     def _encode(self, text: str) -> list[int]:
         return list(self._tokenizer.encode(text, add_special_tokens=False))

@@ -135,6 +135,21 @@ def test_a_stop_string_across_tokens_ends_generation_there(say: Say) -> None:
     assert statistics.generated_tokens <= len(tokenizer().encode(" hello world"))
 
 
+def test_a_stop_string_across_a_character_that_is_cut_itself(say: Say) -> None:
+    reply = "one \u00e9\N{THUMBS UP SIGN} two"
+    words = tokenizer()
+    assert len(words.encode("\u00e9\N{THUMBS UP SIGN}", add_special_tokens=False)) > 2  # bytes, most of them
+    for stop, before in (
+        ("\u00e9\N{THUMBS UP SIGN}", "one "),
+        ("\N{THUMBS UP SIGN} t", "one \u00e9"),
+        ("\u00e9t", None),
+    ):
+        events = list(say(reply).chat(USER, Ask(stop=(stop,))))
+        assert text(events) == (reply if before is None else before)
+        assert ending(events) == ("stop", None if before is None else stop)
+        assert "\ufffd" not in text(events)
+
+
 def test_one_of_four_stop_strings_inside_a_token_is_enough(say: Say) -> None:
     words = tokenizer()
     one = words.encode(" assistant", add_special_tokens=False)

@@ -19,7 +19,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from talkers import Scripted, chat_template, fresh_logits, random_model, tokenizer, until_idle
+from talkers import N_VOCAB, Scripted, chat_template, fresh_logits, random_model, tokenizer, until_idle
 from tiny import make_checkpoint
 
 from swiftlet_mlx import load
@@ -152,7 +152,13 @@ def test_options_of_one_turn_do_not_stick(opened: Callable[..., Session]) -> Non
 
 @pytest.mark.parametrize(
     ("options", "error"),
-    [({"temperature": 9}, SamplingError), ({"tempo": 1}, SamplingError), ({"max_tokens": 0}, OptionError)],
+    [
+        ({"temperature": 9}, SamplingError),
+        ({"tempo": 1}, SamplingError),
+        ({"max_tokens": 0}, OptionError),
+        ({"seed": 2**64}, SamplingError),
+        ({"logit_bias": {N_VOCAB: 1.0}}, SamplingError),  # out of range it would end the process
+    ],
 )
 def test_bad_options_are_refused_and_leave_no_trace(
     opened: Callable[..., Session], options: dict[str, Any], error: type[Exception]
@@ -162,6 +168,47 @@ def test_bad_options_are_refused_and_leave_no_trace(
         session.send("Hi", **options)
     assert session.messages == []
     assert talk(session, "Hi").text == "Hello"
+
+
+@pytest.mark.parametrize("message", [None, 5, [], ["Hi"], [{"role": "user"}], {"role": "robot", "content": "Hi"}])
+def test_what_is_no_message_is_refused_and_leaves_no_trace(opened: Callable[..., Session], message: Any) -> None:
+    session = opened(scripted("Hello"))
+    with pytest.raises(MessageError):
+        session.send(message)
+    assert session.messages == []
+    talk(session, "Hi")
+    with pytest.raises(MessageError, match="found NoneType"):
+        session.edit(0, None)  # type: ignore[arg-type]
+    assert session.messages[0]["content"] == "Hi"
+
+
+@pytest.mark.parametrize(
+    ("message", "kept"),
+    [
+        ("", ""),
+        (" \n", " \n"),
+        ("a\0b", "a\0b"),
+        ("half of an emoji \ud83d", "half of an emoji \ufffd"),
+        ("\ud83d\udc4d", "\N{THUMBS UP SIGN}"),
+        ("x" * 1000, "x" * 1000),
+    ],
+)
+def test_odd_messages_are_answered_and_kept(
+    opened: Callable[..., Session], tmp_path: Path, message: str, kept: str
+) -> None:
+    session = opened(system="S" + message)
+    talk(session, message, max_tokens=1)
+    session.edit(1, message)
+    list(session.regenerate(max_tokens=1))
+    session.note(tmp_path / "b")
+    with Session.load(tmp_path / "b", session.completions) as noted:
+        assert noted.messages == session.messages
+    assert session.system == "S" + kept
+    session.save(tmp_path / "a")
+    with Session.load(tmp_path / "a", session.completions) as loaded:
+        assert loaded.messages == session.messages
+        assert loaded.messages[-2]["content"] == kept
+    assert_same(session)
 
 
 def test_a_turn_can_be_read_in_a_loop_of_asyncio(opened: Callable[..., Session]) -> None:

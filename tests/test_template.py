@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -122,6 +123,17 @@ def test_malformed_messages_are_refused_by_place(message: Any, words: str) -> No
 def test_no_messages_are_refused() -> None:
     with pytest.raises(MessageError, match="no messages"):
         template().render([])
+
+
+def test_halves_of_an_emoji_become_one_or_are_marked_wherever_they_stand() -> None:
+    pair, half = "\ud83d\udc4d", "\ud83d!"
+    call = {"type": "function", "function": {"name": "f", "arguments": json.dumps({"a": half})}}
+    tool = {"type": "function", "function": {"name": "f", "description": half, "parameters": {}}}
+    messages = [USER, {"role": "assistant", "content": pair, "tool_calls": [call]}, {"role": "tool", "content": half}]
+    prompt = template().render(messages, tools=[tool])
+    assert "\N{THUMBS UP SIGN}" in prompt.text
+    assert prompt.text.count("\ufffd!") == 3
+    assert template().history(messages, tools=[tool])
 
 
 def test_text_parts_are_joined() -> None:
