@@ -150,6 +150,7 @@ class LoopbackHub:
     ) -> None:
         self.token, self.bytes_per_second, self.signed_seconds = token, bytes_per_second, signed_seconds
         self.exact_names = False  # whether another letter case is another name, instead of redirected
+        self.below = ""  # the path under which the hub answers, as behind a company's gateway
         self.repos: dict[str, Repo] = {}
         self.mirrors: dict[str, dict[str, Stored]] = {}
         self.faults: list[Fault] = []
@@ -340,6 +341,10 @@ class _Handler(BaseHTTPRequestHandler):
     def _route(self) -> None:
         self._file = None
         parts = urlsplit(self.path)
+        if self.server.where == "hub" and self.server.hub.below:
+            if not parts.path.startswith(self.server.hub.below + "/"):
+                return self._refuse(404, "", "not behind this gateway")
+            parts = parts._replace(path=parts.path.removeprefix(self.server.hub.below))
         path = unquote(parts.path)
         if self.server.where == "cdn":
             self._storage(parts.query)
@@ -357,6 +362,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._resolve(match[1], match[2], unquote(match[3]), cached=False)
         else:
             self._refuse(404, "", "Sorry, we can't find the page you are looking for.")
+        return None
 
     def _seen(self, name: str) -> Repo | None:
         """The repository, if this client may know that it exists; otherwise the answer is sent."""
@@ -438,7 +444,7 @@ class _Handler(BaseHTTPRequestHandler):
         if not stored.lfs:
             if cached:
                 return self._send(stored, "hub", known)
-            target = f"/api/resolve-cache/models/{repo.name}/{commit}/{quote(file)}"
+            target = f"{hub.below}/api/resolve-cache/models/{repo.name}/{commit}/{quote(file)}"
             return self._redirect(target, 307, known)
         if hub.pick("pointer", "hub", file):
             lines = ["version https://git-lfs.github.com/spec/v1", f"oid sha256:{stored.sha256}"]

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import email.utils
 import os
 import random
 import shutil
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from swiftlet_repack.fetch import Fetcher
 from swiftlet_repack.hub import Hub
 from swiftlet_repack.mirror import Mirror
 from swiftlet_repack.origin import RemoteFile
-from swiftlet_repack.patience import Patience, Retry
+from swiftlet_repack.patience import Patience, Retry, retry_after
 
 from swiftlet_mlx.errors import (
     AccessDenied,
@@ -407,19 +408,78 @@ def test_offline_mode_is_respected(hub: LoopbackHub, monkeypatch: pytest.MonkeyP
     assert hub.requests == []
 
 
-def test_a_proxy_from_the_environment_is_used(hub: LoopbackHub, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def proxied(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
     from huggingface_hub import close_session
 
-    line = Line(hub)
     for name in list(os.environ):
-        if name.lower() in ("no_proxy", "all_proxy"):
+        if name.lower().endswith("_proxy"):
             monkeypatch.delenv(name)
-    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
-    close_session()
-    try:
-        with pytest.raises(NetworkFailed):
-            line.read()
-    finally:
-        monkeypatch.undo()
+
+    def set_proxy(address: str, around: str = "") -> None:
+        monkeypatch.setenv("HTTP_PROXY", address)
+        monkeypatch.setenv("NO_PROXY", around)
         close_session()
+
+    yield set_proxy
+    monkeypatch.undo()
+    close_session()
+
+
+def test_a_proxy_from_the_environment_is_used_and_gone_around_as_it_says(
+    hub: LoopbackHub, proxied: Callable[..., None]
+) -> None:
+    """The hub's server stands in for a proxy: the hub's name leads nowhere but through it, the storage host's does not
+    lead through it."""
+    proxied(hub.endpoint, "localhost")
+    origin = Hub("Org/Model", endpoint="http://hub.invalid", token="hf_loopback")
+    fetcher = Fetcher(origin, patience=HASTY)
+    files = origin.listing(fetcher).files
+    assert fetcher.read(files[NAME], 0, len(DATA)) == DATA
+    assert {(r.where, r.path.startswith("http://hub.invalid/")) for r in hub.requests} == {
+        ("hub", True),
+        ("cdn", False),
+    }
+    assert all(r.authorized == (r.where == "hub") for r in hub.requests)
+
+
+def test_a_proxy_that_is_not_there_is_said(hub: LoopbackHub, proxied: Callable[..., None]) -> None:
+    line = Line(hub)
+    proxied("http://127.0.0.1:9")
+    with pytest.raises(NetworkFailed):
+        line.read()
     assert hub.requests == []
+
+
+def test_a_date_to_come_back_at_is_taken_by_the_clock_of_who_says_it() -> None:
+    later, date = "Tue, 01 Dec 2026 10:00:30 GMT", "Tue, 01 Dec 2026 10:00:00 GMT"
+    assert retry_after({"Retry-After": later, "Date": date}) == 30  # this machine's clock may be days off
+    assert retry_after({"Retry-After": date, "Date": later}) == 0
+    assert retry_after({"Retry-After": "Tue, 99 Dec 2026"}) is None
+    soon = email.utils.formatdate(time.time() + 40, usegmt=True)
+    assert 30 < (retry_after({"Retry-After": soon}) or 0) <= 41
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        Fault("html", "a.bin"),
+        Fault("status", "a.bin", value=403),
+        Fault("status", "a.bin", value=404),
+        Fault("status", "a.bin", value=500),
+        Fault("status", "a.bin", value=302, headers={"Location": "?sig=s3cret"}),
+    ],
+    ids=lambda fault: f"{fault.kind} {fault.value}",
+)
+def test_nothing_secret_of_an_address_is_shown(hub: LoopbackHub, fault: Fault) -> None:
+    """User, password, and a signature in the query."""
+    url = hub.mirror("m", {"a.bin": DATA, "hashes.json": b"{}"}).replace("http://", "http://me:s3cret@") + "?sig=s3cret"
+    mirror = Mirror(url)
+    fetcher = Fetcher(mirror, patience=HASTY)
+    file = fetcher.probe("a.bin", mirror.address("a.bin"))
+    assert file is not None
+    assert file.url.endswith("?sig=s3cret")
+    hub.faults.append(replace(fault))
+    with pytest.raises(SwiftletError, match=r"a\.bin") as caught:
+        fetcher.read(file, 0, 9)
+    assert "s3cret" not in str(caught.value)

@@ -60,6 +60,21 @@ def test_a_listing_pins_the_commit_and_carries_sizes_and_hashes(hub: LoopbackHub
     assert all(f"/resolve/{commit}/" in file.url for file in found.files.values())
 
 
+def test_a_hub_behind_a_path_of_another_host_is_asked_there_for_everything(hub: LoopbackHub) -> None:
+    hub.below = "/gate/hf"
+    origin = Hub("Org/Model", endpoint=hub.endpoint + "/gate/hf/")
+    fetcher = Fetcher(origin, patience=HASTY)
+    files = origin.listing(fetcher).files
+    assert fetcher.read(files["config.json"], 0, 8) == b'{"a": 1}'
+    assert fetcher.read(files["model.safetensors"], 5, 900) == WEIGHTS[5:900]
+
+
+def test_a_hub_that_gives_no_hash_is_refused(hub: LoopbackHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("loopback_hub._sibling", lambda path, stored, blobs: {"rfilename": path, "size": stored.size})
+    with pytest.raises(SwiftletError, match=r"no hash for config.json.*HF_ENDPOINT"):
+        listing(hub)
+
+
 def test_a_pin_holds_although_the_branch_moves_on(hub: LoopbackHub) -> None:
     before = listing(hub)
     hub.repos["Org/Model"].push({"config.json": b"other"})
@@ -214,9 +229,10 @@ def test_a_password_in_the_address_is_used_and_not_shown(hub: LoopbackHub) -> No
 
 
 def test_an_address_that_is_none_is_refused() -> None:
-    for url in ["ftp://host/x", "host/x", "https://", "file:///etc"]:
-        with pytest.raises(OptionError, match="https://"):
+    for url in ["ftp://me:s3cret@host/x", "host/x", "https://", "file:///etc", "https://[::1/x"]:
+        with pytest.raises(OptionError, match=r"https://|Invalid IPv6") as caught:
             Mirror(url)
+        assert "s3cret" not in str(caught.value)
 
 
 def test_a_mirror_that_hangs_can_be_cancelled(hub: LoopbackHub) -> None:

@@ -14,6 +14,7 @@ import pytest
 from fake_checkpoint import make_checkpoint, make_container
 from loopback_hub import Fault, LoopbackHub, folder_files
 from rich.console import Console
+from swiftlet_repack.cli_install import _same_command
 from swiftlet_repack.install import Installation
 from swiftlet_repack.patience import Patience
 from tiny import make_checkpoint as make_tiny
@@ -138,6 +139,16 @@ def test_what_fails_half_way_says_the_command_that_continues(
     hub.faults.clear()
     assert command("repack", "--from-hf", "Org/Model", "--output", output) == 0
     assert "are here already" in capsys.readouterr().err
+
+
+def test_the_command_that_continues_shows_no_password(monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ["--from-url", "https://me:s3cret@host/m?sig=s3cret", "--output", "a b?c=d"]
+    for argv in (words, ["--from-url=https://me:s3cret@host/m", *words[2:]]):
+        monkeypatch.setattr("sys.argv", ["swiftlet-mlx", "repack", *argv])
+        said = _same_command()
+        assert "s3cret" not in said
+        assert "https://me:***@host/m" in said
+        assert "'a b?c=d'" in said
 
 
 def test_a_repair_is_reported(hub: LoopbackHub, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,7 +14,7 @@ from urllib.parse import urljoin, urlsplit
 
 from swiftlet_mlx.errors import SourceBroken, SourceChanged, SwiftletError
 
-from .origin import Origin, RemoteFile
+from .origin import Origin, RemoteFile, shown
 from .patience import TryAgain, retry_after
 
 BUSY = (408, 425, 429, 500, 502, 503, 504, 520, 521, 522, 523, 524)
@@ -118,14 +118,14 @@ def announced(name: str, url: str, status: int, headers: Mapping[str, str], orig
     if status not in (200, 206, 416):
         raise origin.refusal(status, headers, name)
     if is_web_page(headers) and status != 416:
-        page = SourceBroken(f"{name}: {url} answers with a web page instead of the file")
+        page = SourceBroken(f"{name}: {shown(url)} answers with a web page instead of the file")
         raise TryAgain("a web page came instead of the file", wrong=page)
     length = headers.get("Content-Length", "")
     size = total_size(headers)
     if size is None and status == 200 and length.isdigit():
         size = int(length)
     if size is None:
-        raise SourceBroken(f"{name}: {url} does not say how large it is; a static host is needed")
+        raise SourceBroken(f"{name}: {shown(url)} does not say how large it is; a static host is needed")
     return RemoteFile(name, url, size, etag=validator(headers))
 
 
@@ -137,7 +137,7 @@ def next_url(name: str, url: str, target: str) -> str:
     """
     target = urljoin(url, target)
     if url.startswith("https:") and not target.startswith("https:"):
-        raise SourceBroken(f"{name}: {url} redirects to an address without encryption; it is not followed")
+        raise SourceBroken(f"{name}: {shown(url)} redirects to an address without encryption; it is not followed")
     return target
 
 
@@ -219,10 +219,10 @@ def _no_bytes(file: RemoteFile, at: int, stop: int) -> SourceBroken:
 
 def _web_page(file: RemoteFile) -> SourceBroken:
     return SourceBroken(
-        f"{file.name}: {file.url} answers with a web page instead of the file. A network that wants a login "
+        f"{file.name}: {shown(file.url)} answers with a web page instead of the file. A network that wants a login "
         "does that; open a browser, sign in, and repeat the same command"
     )
 
 
 def _encoded(file: RemoteFile) -> SourceBroken:
-    return SourceBroken(f"{file.name}: {file.url} is sent compressed; a static host must send files as they are")
+    return SourceBroken(f"{file.name}: {shown(file.url)} is sent compressed; a static host must send files as they are")

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from urllib.parse import urlsplit, urlunsplit
 
 import typer
 from rich.progress import (
@@ -219,4 +220,15 @@ def _say_done(outcome: Outcome) -> None:
 def _same_command() -> str:
     program = Path(sys.argv[0]).name if sys.argv else ""
     words = ["swiftlet-mlx" if program in ("", "__main__.py", "-c") else program, *sys.argv[1:]]
-    return shlex.join(word for word in words if word != "--restart")
+    return shlex.join(_without_secrets(word) for word in words if word != "--restart")
+
+
+def _without_secrets(word: str) -> str:
+    """A word of the command line for a screen that others may read and for logs; what is hidden is marked."""
+    option, equals, address = word.partition("=") if word.startswith("--") else ("", "", word)
+    if not address.startswith(("http://", "https://")):
+        return word
+    parts = urlsplit(address)
+    user, at, host = parts.netloc.rpartition("@")
+    netloc = f"{user.partition(':')[0]}:***{at}{host}" if at else host
+    return option + equals + urlunsplit(parts._replace(netloc=netloc, query="***" if parts.query else ""))

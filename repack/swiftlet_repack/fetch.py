@@ -25,7 +25,7 @@ from huggingface_hub.errors import OfflineModeIsEnabled
 from swiftlet_mlx.errors import Cancelled, NetworkFailed, SourceBroken, SourceNotFound
 
 from .answers import Body, Location, announced, check_body, check_linked, next_url, same_origin
-from .origin import Origin, RemoteFile
+from .origin import Origin, RemoteFile, shown
 from .patience import Patience, Retry, Tries, TryAgain
 
 MAX_REDIRECTS = 8
@@ -181,7 +181,7 @@ class Fetcher:
                 location = Location(next_url(file.name, location.url, response.headers["Location"]), None)
             finally:
                 response.close()
-        raise SourceBroken(f"{file.name}: {file.url} redirects in a circle")
+        raise SourceBroken(f"{file.name}: {shown(file.url)} redirects in a circle")
 
     def _judge(
         self, file: RemoteFile, location: Location, response: httpx2.Response, wanted: tuple[int, int], *, fresh: bool
@@ -216,7 +216,7 @@ class Fetcher:
                 return file
             finally:
                 response.close()
-        raise SourceBroken(f"{name}: {url} redirects in a circle")
+        raise SourceBroken(f"{name}: {shown(url)} redirects in a circle")
 
     def _send(self, method: str, url: str, headers: Mapping[str, str]) -> httpx2.Response:
         client: httpx2.Client = get_session()

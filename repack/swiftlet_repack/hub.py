@@ -103,6 +103,11 @@ class Hub:
             safe_relative(sibling.rfilename, self.repo)
             if sibling.size is None:
                 raise SourceBroken(f"{self.repo}: {self.endpoint} gives no size for {sibling.rfilename}")
+            if not sibling.lfs and not sibling.blob_id:
+                raise SourceBroken(
+                    f"{self.repo}: {self.endpoint} gives no hash for {sibling.rfilename}, so nothing could be "
+                    "verified. Set HF_ENDPOINT to a hub that does"
+                )
             files[sibling.rfilename] = RemoteFile(
                 sibling.rfilename,
                 hf_hub_url(self.repo, sibling.rfilename, revision=info.sha, endpoint=self.endpoint),

@@ -30,7 +30,7 @@ from swiftlet_mlx.qpack import HASHES, MAX_FILES, safe_relative
 
 from .fetch import Fetcher
 from .hub import Listing
-from .origin import RemoteFile
+from .origin import RemoteFile, shown
 
 LOOK_UPS = 4  # files asked about at once
 
@@ -44,9 +44,12 @@ class Mirror:
     """
 
     def __init__(self, url: str) -> None:
-        parts = urlsplit(url)
+        try:
+            parts = urlsplit(url)
+        except ValueError as error:
+            raise OptionError(f"--from-url is not the address of a web folder: {error}") from None
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise OptionError(f"{url!r} is not the address of a web folder; it begins with https:// or http://")
+            raise OptionError(f"{shown(url)!r} is not the address of a web folder; it begins with https:// or http://")
         self._login = ""
         if parts.username is not None:
             pair = f"{unquote(parts.username)}:{unquote(parts.password or '')}".encode()

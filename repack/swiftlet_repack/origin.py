@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
+from urllib.parse import urlsplit, urlunsplit
 
 from swiftlet_mlx.errors import SwiftletError
 
@@ -23,6 +24,15 @@ class RemoteFile:
     sha256: str | None = None
     git_oid: str | None = None
     etag: str | None = None
+
+
+def shown(url: str) -> str:
+    """An address as it may be written into a message or a log: without user, password and signature."""
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        return "an address that is none"
+    return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
 
 
 class Origin(Protocol):

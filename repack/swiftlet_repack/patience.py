@@ -111,9 +111,15 @@ def retry_after(headers: Mapping[str, str]) -> float | None:
     if re.fullmatch(r"\d{1,9}", value):
         return float(value)
     if value:
-        try:
-            return max(0.0, email.utils.parsedate_to_datetime(value).timestamp() - time.time())
-        except (TypeError, ValueError):
-            return None
+        until, now = _moment(value), _moment(headers.get("Date", ""))
+        return None if until is None else max(0.0, until - (time.time() if now is None else now))
     spent = re.search(r";\s*r\s*=\s*0\s*;\s*t\s*=\s*(\d{1,9})", headers.get("RateLimit", ""))
     return float(spent[1]) if spent else None
+
+
+def _moment(date: str) -> float | None:
+    """Seconds since 1970 of a date in a header. Compare two of one server: this clock may be off."""
+    try:
+        return email.utils.parsedate_to_datetime(date).timestamp()
+    except (TypeError, ValueError, OverflowError):
+        return None
