@@ -186,7 +186,7 @@ def test_pictures_are_drawn_or_the_extra_is_named(container: Path, tmp_path: Pat
         import matplotlib  # noqa: F401
     except ImportError:
         with pytest.raises(OptionError, match="plot"):
-            plot.prefill_curve(rows, tmp_path / "a.png")
+            plot.page(rows, tmp_path / "a.png")
         return
     plot.page(rows, tmp_path / "a.svg")
     plot.cache_curve(rows[:1], tmp_path / "b.svg")
@@ -197,4 +197,4 @@ def test_pictures_are_drawn_or_the_extra_is_named(container: Path, tmp_path: Pat
     for name in ("a.svg", "b.svg", "c.svg"):
         assert "random weights" in (tmp_path / name).read_text()
     with pytest.raises(OptionError, match="svg"):
-        plot.prefill_curve(rows, tmp_path / "a.nonsense")
+        plot.page(rows, tmp_path / "a.nonsense")

@@ -7,7 +7,6 @@ from __future__ import annotations
 import runpy
 import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import NoReturn
 
 import typer
@@ -57,13 +56,12 @@ def _program(name: str) -> Callable[[typer.Context], None]:
 
 
 for _name, _what in PROGRAMS.items():
-    if (Path(__file__).parent / f"{_name}.py").exists():
-        app.command(
-            _name,
-            help=_what,
-            add_help_option=False,
-            context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
-        )(_program(_name))
+    app.command(
+        _name,
+        help=_what,
+        add_help_option=False,
+        context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
+    )(_program(_name))
 
 
 @app.callback()

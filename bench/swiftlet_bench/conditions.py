@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 import sys
 import time
 from collections.abc import Mapping
@@ -17,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from . import process
+from .machine import said
 
 THERMAL_PRESSURE = "com.apple.system.thermalpressurelevel"  # 0 nominal, 1 moderate, 2 heavy, 3 trapping, 4 sleeping
 
@@ -58,8 +58,8 @@ class Watch:
 def now() -> Moment:
     """The machine's counters."""
     if sys.platform == "darwin":  # not run here
-        said = _said("notifyutil", "-g", THERMAL_PRESSURE), _said("pmset", "-g", "therm")
-        return Moment(mac_swapped_bytes(_said("vm_stat")), mac_throttled(*said), None)
+        heat = said("notifyutil", "-g", THERMAL_PRESSURE), said("pmset", "-g", "therm")
+        return Moment(mac_swapped_bytes(said("vm_stat")), mac_throttled(*heat), None)
     return Moment(swapped_bytes(), _throttle_events(), _busy_seconds())
 
 
@@ -123,11 +123,4 @@ def _text(path: Path) -> str:
     try:
         return path.read_text()
     except OSError:
-        return ""
-
-
-def _said(*command: str) -> str:
-    try:
-        return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout
-    except (OSError, subprocess.SubprocessError):
         return ""

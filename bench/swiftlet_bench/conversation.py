@@ -14,14 +14,9 @@ line.
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import platform
 import sys
 import tempfile
 import time
-from collections.abc import Callable
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -42,23 +37,12 @@ from swiftlet_mlx.turn import Turn
 
 from . import process
 from .harness import Spread, Values, collect, in_turn, ratio
+from .lines import say, setting
 from .synthetic import is_synthetic
 
 WORDS = (
-    "river",
-    "old",
-    "stone",
-    "bridges",
-    "seven",
-    "birds",
-    "count",
-    "boats",
-    "that",
-    "come",
-    "home",
-    "small",
-    "runs",
-)
+    "river", "old", "stone", "bridges", "seven", "birds", "count", "boats", "that", "come", "home", "small", "runs",
+)  # fmt: skip
 N_CHECKPOINTS = 20
 
 
@@ -106,9 +90,7 @@ def prepared(session: Session) -> None:
         pass
 
 
-def first_turn(
-    completions: Completions, ask: Ask, n_tokens: int, file: Path | None, say: Callable[..., None]
-) -> tuple[Session, float | None]:
+def first_turn(completions: Completions, ask: Ask, n_tokens: int, file: Path | None) -> tuple[Session, float | None]:
     """The conversation after its long first turn, and what reading that took; None if it was in a file already."""
     if file is not None and file.exists():
         return Session.load(file, completions, ask=ask), None
@@ -193,7 +175,7 @@ def reopened(session: Session, times: int) -> tuple[dict[str, Spread], Session]:
     return collect(runs), session
 
 
-def many_turns(completions: Completions, n: int, ask: Ask, say: Callable[..., None]) -> None:
+def many_turns(completions: Completions, n: int, ask: Ask) -> None:
     """One conversation of n short turns; where the context is full the oldest exchange goes, as `chat` offers."""
     engine = completions.engine
     engine.call(engine.store.clear).result()
@@ -232,9 +214,6 @@ def run(argv: list[str] | None = None) -> None:
     parser.add_argument("--prefix-cache-gb", type=float, default=None, help="memory for past conversations")
     args = parser.parse_args(argv)
 
-    def say(**what: Any) -> None:
-        print(json.dumps({k: round(v, 5) if isinstance(v, float) else v for k, v in what.items()}), flush=True)
-
     def show(case: str, spread: Spread) -> None:
         say(case=case, median=spread.median, low=spread.low, high=spread.high, n=spread.n, flags=spread.flags())
 
@@ -246,13 +225,13 @@ def run(argv: list[str] | None = None) -> None:
         completions = Completions(engine, folder)
         words_only = [Readable(engine.tokenizer, len(engine.tokenizer))] if is_synthetic(read_config(folder)) else []
         ask = Ask(sampling=Sampling(), max_tokens=args.max_tokens, thinking=False, processors=tuple(words_only))
-        say(
-            case="setting", model=folder.name, device=str(mx.default_device()), machine=platform.machine(),
-            cores=os.cpu_count(), mlx=version("mlx"), mlx_lm=version("mlx-lm"), first_tokens=args.first_tokens,
-            max_tokens=args.max_tokens, rounds=args.rounds, store_budget_bytes=engine.store.budget_bytes,
+        about = setting(
+            folder, first_tokens=args.first_tokens, max_tokens=args.max_tokens, rounds=args.rounds,
+            store_budget_bytes=engine.store.budget_bytes,
         )  # fmt: skip
+        say(**about)
         if args.rounds:
-            session, prefill_seconds = first_turn(completions, ask, args.first_tokens, args.talk, say)
+            session, prefill_seconds = first_turn(completions, ask, args.first_tokens, args.talk)
             for kind in ("second turn", "second turn, prepared")[args.prepared :]:
                 if kind != "second turn":
                     prepared(session)
@@ -278,7 +257,7 @@ def run(argv: list[str] | None = None) -> None:
 
             show("checkpoint seconds", engine.call(at_the_end).result())
         if args.turns:
-            many_turns(completions, args.turns, ask, say)
+            many_turns(completions, args.turns, ask)
 
 
 if __name__ == "__main__":

@@ -11,13 +11,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
 import random
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -27,7 +25,7 @@ import mlx.core as mx
 from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import load_model
 
-from swiftlet_mlx.config import for_mlx_lm, read_config
+from swiftlet_mlx.config import for_mlx_lm, read_config, text_config
 from swiftlet_mlx.loader import load_streamed
 from swiftlet_mlx.moe import Streamed
 from swiftlet_mlx.pools import Pools
@@ -35,6 +33,7 @@ from swiftlet_mlx.qpack import CONFIG, DENSE
 from swiftlet_mlx.reads import Reads
 from swiftlet_mlx.stats import Stats
 
+from .lines import say, setting
 from .prefill import empty
 
 WARM_UP = 6  # steps before the first that counts: kernels are compiled, the pool holds what these tokens use
@@ -122,7 +121,7 @@ def measure(
 ) -> list[dict[str, Any]]:
     """Every share of the experts resident, in turn, `rounds` times."""
     config = read_config(folder)
-    vocab = int(config.get("text_config", config)["vocab_size"])
+    vocab = int(text_config(config)["vocab_size"])
     tokens = random.Random(seed).choices(range(vocab), k=n_tokens + WARM_UP)
     models: dict[Any, Any] = {
         share: load_streamed(folder, cache_gb=_gb(folder, share), threads=threads)[0] for share in shares
@@ -196,20 +195,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     if options.stock and 1.0 not in options.shares:
         parser.error("--stock needs --shares ... 1")
-    setting = {
-        "case": "setting", "model": options.model.name, "machine": platform.machine(), "system": platform.system(),
-        "device": str(mx.default_device()), "mlx": version("mlx"), "mlx_lm": version("mlx-lm"),
-        "threads": options.threads, "tokens": options.tokens, "rounds": options.rounds,
-    }  # fmt: skip
+    about = setting(options.model, threads=options.threads, tokens=options.tokens, rounds=options.rounds)
     rows = measure(
         options.model, options.shares, options.tokens, options.rounds, options.threads, with_stock=options.stock
     )
-    for row in [setting, *rows]:
-        line = json.dumps({k: round(v, 6) if isinstance(v, float) else v for k, v in row.items()})
-        print(line, flush=True)
-        if options.output is not None:
-            with options.output.open("a") as file:
-                file.write(line + "\n")
+    for row in [about, *rows]:
+        say(options.output, **row)
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ import numpy as np
 from swiftlet_mlx.errors import DiskFull, ReadFailed
 
 from .harness import Spread, in_turn
+from .pagecache import forget
 
 SIZES = (65_536, 262_144, 1_048_576, 1_769_472, 7_077_888)  # the last two: an expert of 35B and 80B, and of 397B
 THREADS = (1, 4, 8, 16)
@@ -206,16 +207,6 @@ def timed(
         "median_seconds": times[len(times) // 2],
         "p99_seconds": times[min(len(times) - 1, int(len(times) * 0.99))],
     }
-
-
-def forget(path: Path) -> None:
-    """Make Linux drop a file's pages; elsewhere there is no way."""
-    if hasattr(os, "posix_fadvise"):
-        fd = os.open(path, os.O_RDONLY)
-        try:
-            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-        finally:
-            os.close(fd)
 
 
 def _past_the_cache(fd: int, cold: bool) -> None:

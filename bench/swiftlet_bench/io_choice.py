@@ -14,7 +14,7 @@ from pathlib import Path
 from swiftlet_mlx.errors import ReadFailed
 from swiftlet_mlx.reader import IO, IO_THREADS
 
-from . import io
+from . import io, pagecache
 from .harness import Spread, in_turn, ratio
 
 # Public reports from Macs: F_NOCACHE made first reads 14 % faster to 3 times slower. Less gain than this is not worth
@@ -59,6 +59,6 @@ def measure(path: Path, read_bytes: int, *, threads: int = IO_THREADS, rounds: i
         return io.timed(path, mine, read_bytes, threads, past_the_cache=direct, forget=direct)
 
     cases = {"cached": partial(once, False), "direct": partial(once, True)}
-    found = in_turn(cases, rounds, 0, before_each=lambda name: io.forget(path))
+    found = in_turn(cases, rounds, 0, before_each=lambda name: pagecache.forget(path))
     cached, direct = (found[name]["bytes_per_second"] for name in ("cached", "direct"))
     return Choice(cached, direct, ratio(direct, cached))

@@ -94,14 +94,14 @@ def commit() -> str:
     root = Path(__file__).resolve().parents[2]
     if not (root / ".git").exists():
         return "release"
-    found = _said("git", "-C", str(root), "rev-parse", "--short=10", "HEAD")
-    changed = _said("git", "-C", str(root), "status", "--porcelain", "--untracked-files=no")
+    found = said("git", "-C", str(root), "rev-parse", "--short=10", "HEAD").strip()
+    changed = said("git", "-C", str(root), "status", "--porcelain", "--untracked-files=no")
     return (found or "unknown") + ("+" if changed else "")
 
 
 def _chip() -> str:
     if sys.platform == "darwin":  # not run here
-        return _said("sysctl", "-n", "machdep.cpu.brand_string") or platform.processor()
+        return said("sysctl", "-n", "machdep.cpu.brand_string").strip() or platform.processor()
     for line in Path("/proc/cpuinfo").read_text().splitlines():
         if line.lower().startswith(("model name", "hardware")):
             return " ".join(line.partition(":")[2].split())
@@ -115,8 +115,9 @@ def _system() -> str:
     return f"{platform.system()} {release} {platform.machine()}"
 
 
-def _said(*command: str) -> str:
+def said(*command: str) -> str:
+    """What a program of the system prints; nothing if it is not there or fails."""
     try:
-        return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
+        return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout
     except (OSError, subprocess.SubprocessError):
         return ""

@@ -33,18 +33,24 @@ def evict(folder: Path) -> None:
     if not hasattr(os, "posix_fadvise"):
         raise CannotEvict(f"a cold run cannot be arranged here: {PURGE_HINT}")
     for path in files(folder):
-        fd = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(fd)  # dirty pages are not dropped
-            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-        finally:
-            os.close(fd)
+        forget(path)
     left = cached_share(folder)
     if left is not None and left > 0.05:
         raise CannotEvict(
             f"{folder.name}: {left:.0%} of its files stay in memory (a memory file system, or another program has "
             "them mapped); put the model on a disk for a cold run"
         )
+
+
+def forget(path: Path) -> None:
+    """Ask Linux to drop a file's pages; elsewhere there is no way."""
+    if hasattr(os, "posix_fadvise"):
+        fd = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(fd)  # dirty pages are not dropped
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        finally:
+            os.close(fd)
 
 
 def cached_share(folder: Path) -> float | None:

@@ -38,18 +38,6 @@ def cache_curve(rows: Sequence[Row], path: Path) -> None:
     _save(figure, path)
 
 
-def prefill_curve(rows: Sequence[Row], path: Path) -> None:
-    """Prefill speed by the length of the prompt.
-
-    Raises:
-        OptionError: see `cache_curve`; or there are no prefill cases.
-    """
-    read = _read(rows)
-    figure, (axes,) = _begin(rows[0].setting, 1)
-    _prefill(axes, read)
-    _save(figure, path)
-
-
 def timeline(setting: Setting, token: Timeline, path: Path) -> None:
     """One token: the engine thread above, the read threads below it.
 
@@ -80,11 +68,20 @@ def page(rows: Sequence[Row], path: Path) -> None:
     """The prefill curve, and below it where the time of one token goes.
 
     Raises:
-        OptionError: see `prefill_curve`.
+        OptionError: see `cache_curve`; or no prompt was measured.
     """
-    read = _read(rows)
+    read = [row for row in rows if row.case.startswith("prefill")]
+    if not read:
+        raise OptionError("nothing to draw: no prompt was measured")
     figure, (upper, lower) = _begin(rows[0].setting, 2)
-    _prefill(upper, read)
+    speeds = [row.values["prefill_tokens_per_second"] for row in read]
+    bars = [[s.median - s.low for s in speeds], [s.high - s.median for s in speeds]]
+    lengths = [r.setting.prompt_tokens for r in read]
+    upper.errorbar(lengths, [s.median for s in speeds], yerr=bars, marker="o", capsize=3)
+    upper.set_xscale("log", base=2)
+    upper.set_xticks(lengths, [str(n) for n in lengths])
+    upper.set_xlabel("prompt, tokens")
+    upper.set_ylabel("prefill, tok/s")
     row = next(row for row in rows if "wait_seconds_per_token" in row.values)
     whole, waiting = 1e3 / row["decode_tokens_per_second"], 1e3 * row["wait_seconds_per_token"]
     lower.barh([0], [whole - waiting], label="compute, read-backs, host work")
@@ -93,24 +90,6 @@ def page(rows: Sequence[Row], path: Path) -> None:
     lower.set_xlabel("milliseconds of a token")
     lower.legend(loc="upper center", bbox_to_anchor=(0.5, -0.5), ncols=2, fontsize=8)
     _save(figure, path)
-
-
-def _read(rows: Sequence[Row]) -> list[Row]:
-    read = [row for row in rows if row.case.startswith("prefill")]
-    if not read:
-        raise OptionError("nothing to draw: no prompt was measured")
-    return read
-
-
-def _prefill(axes: Any, read: Sequence[Row]) -> None:
-    speeds = [row.values["prefill_tokens_per_second"] for row in read]
-    bars = [[s.median - s.low for s in speeds], [s.high - s.median for s in speeds]]
-    lengths = [r.setting.prompt_tokens for r in read]
-    axes.errorbar(lengths, [s.median for s in speeds], yerr=bars, marker="o", capsize=3)
-    axes.set_xscale("log", base=2)
-    axes.set_xticks(lengths, [str(n) for n in lengths])
-    axes.set_xlabel("prompt, tokens")
-    axes.set_ylabel("prefill, tok/s")
 
 
 def _begin(setting: Setting, n: int) -> tuple[Any, list[Any]]:

@@ -11,13 +11,9 @@ mlx-lm's own path and layer-major. Ratios are taken inside one run. Prints one J
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import platform
 import sys
 import time
 from concurrent.futures import wait
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +21,16 @@ import mlx.core as mx
 import numpy as np
 from mlx_lm.models.cache import make_prompt_cache
 
+from swiftlet_mlx import context
 from swiftlet_mlx.delta import use_chunked_delta
 from swiftlet_mlx.layer_major import part_of, use_layer_major, use_stock_layers
 from swiftlet_mlx.loader import load_streamed
 from swiftlet_mlx.pools import Pools
 from swiftlet_mlx.prefill import prefill
 from swiftlet_mlx.slots import EMPTY
+
+from . import pagecache
+from .lines import say, setting
 
 MLX_LM_STEP = 2048  # tokens a pass in mlx-lm's own prefill
 
@@ -124,25 +124,14 @@ def empty(pools: Pools) -> None:
             pool.slots[expert] = EMPTY
 
 
-def drop_page_cache(folder: Path) -> None:
-    """Ask the system to forget the container's files (Linux), for a cold run."""
-    for path in folder.rglob("*"):
-        if path.is_file():
-            fd = os.open(path, os.O_RDONLY)
-            os.fsync(fd)
-            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-            os.close(fd)
-
-
 def resident(folder: Path, lengths: list[int], *, chunked: bool) -> list[dict[str, Any]]:
     """The same prompts with every expert in memory: by mlx-lm's own path in its own steps, and layer-major."""
     model: Any = load_streamed(folder, cache_gb=1e5)[0]
     if chunked:
         use_chunked_delta(model)
     out = []
-    vocab = model.args.vocab_size if hasattr(model.args, "vocab_size") else model.args.text_config["vocab_size"]
     for n in lengths:
-        tokens = prompt(n, vocab)
+        tokens = prompt(n, context.stated(model, "vocab_size") or 0)
         prefill(model, tokens[:-1], make_prompt_cache(model))  # compiles kernels, moves pages
         layer_major = measure(model, tokens)
         stock = through_decode_path(model, tokens, MLX_LM_STEP)
@@ -172,43 +161,34 @@ def run(argv: list[str] | None = None) -> None:
     args = parser.parse_args(argv)
     lengths = [int(n) for n in args.lengths.split(",")]
 
-    def say(**what: Any) -> None:
-        print(json.dumps({k: round(v, 4) if isinstance(v, float) else v for k, v in what.items()}), flush=True)
-
     bounds = resident(args.model, lengths, chunked=args.chunked_delta) if args.resident else []
     for bound in bounds:
         say(**bound)
     model: Any = load_streamed(args.model, cache_gb=args.cache_gb)[0]
     if args.chunked_delta:
         use_chunked_delta(model)
-    vocab = model.args.vocab_size if hasattr(model.args, "vocab_size") else model.args.text_config["vocab_size"]
-    say(
-        case="setting",
-        model=args.model.name,
-        device=str(mx.default_device()),
-        machine=platform.machine(),
-        cores=os.cpu_count(),
-        mlx=version("mlx"),
-        mlx_lm=version("mlx-lm"),
-        cache_bytes=model.pools.nbytes,
-        slots=next(iter(model.pools.layers.values())).n_slots,
-        layers=len(model.layers),
-        layer_major=sum(part_of(layer) is not None for layer in model.layers),
-    )
-    if args.cold:
-        drop_page_cache(args.model)
+    about = setting(
+        args.model, cache_bytes=model.pools.nbytes, slots=next(iter(model.pools.layers.values())).n_slots,
+        layers=len(model.layers), layer_major=sum(part_of(layer) is not None for layer in model.layers),
+    )  # fmt: skip
+    say(**about)
+
+    def make_cold() -> None:
+        for path in pagecache.files(args.model) if args.cold else ():
+            pagecache.forget(path)
+
+    make_cold()
     sequential = one_pass(model.pools)
     sequential = sequential if args.cold else one_pass(model.pools)
     say(case="one pass", bytes_per_second=sequential["bytes"] / sequential["seconds"], **sequential)
     for n in lengths:
-        tokens = prompt(n, vocab)
+        tokens = prompt(n, context.stated(model, "vocab_size") or 0)
         empty(model.pools)
         prefill(model, tokens[:-1], make_prompt_cache(model))  # compiles kernels
         for pool_state in ("empty", "warm"):
             if pool_state == "empty":
                 empty(model.pools)
-            if args.cold:
-                drop_page_cache(args.model)
+            make_cold()
             got = measure(model, tokens)
             reading = sequential["seconds"] * got["read_bytes"] / sequential["bytes"]
             ratios = {"seconds_over_one_pass": got["seconds"] / reading if reading else None}

@@ -29,24 +29,25 @@ def reset_peak() -> bool:
 
 def peak_bytes() -> int:
     """The most memory this process has had since its start or the last reset."""
-    if sys.platform == "linux":
-        return _status("VmHWM")
-    footprint = _rusage_info(_LIFETIME_MAX_FOOTPRINT)
-    return footprint if footprint is not None else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return _memory("VmHWM", _LIFETIME_MAX_FOOTPRINT)
 
 
 def now_bytes() -> int:
     """What this process has now."""
-    if sys.platform == "linux":
-        return _status("VmRSS")
-    footprint = _rusage_info(_FOOTPRINT)
-    return footprint if footprint is not None else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return _memory("VmRSS", _FOOTPRINT)
 
 
 def cpu_seconds() -> float:
     """Processor time this process has used, all threads together."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     return used.ru_utime + used.ru_stime
+
+
+def _memory(linux: str, macos: int) -> int:
+    if sys.platform == "linux":
+        return _status(linux)
+    footprint = _rusage_info(macos)
+    return footprint if footprint is not None else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 def _status(key: str) -> int:

@@ -10,6 +10,8 @@ import typer
 from swiftlet_mlx.cli import console, options
 from swiftlet_mlx.cli.bench import Csv, Rounds, keep
 
+from .shared import Cold, Generated, PromptLength, gigabytes
+
 EXAMPLE = "Example: python -m swiftlet_bench compare demo --cache-gb 0.002,0.005 --rounds 1"
 
 
@@ -33,10 +35,10 @@ def compare(
             help="A program that prints JSON; {model} {ids} {text} {tokens} are replaced. Repeatable.",
         ),
     ] = None,
-    prompt_tokens: Annotated[int, typer.Option("--prompt-tokens", min=2, help="Length of the prompts.")] = 64,
-    max_tokens: Annotated[int, typer.Option("--max-tokens", min=2, help="Tokens to generate.")] = 64,
+    prompt_tokens: PromptLength = 64,
+    max_tokens: Generated = 64,
     rounds: Rounds = 3,
-    cold: Annotated[bool, typer.Option("--cold", help="Empty the page cache before each run (Linux).")] = False,
+    cold: Cold = False,
     csv: Csv = None,
     json: options.Json = False,
     quiet: options.Quiet = False,
@@ -57,10 +59,7 @@ def compare(
             return text, text
         raise OptionError(f"--{kind} {text!r}: write NAME=COMMAND")
 
-    try:
-        budgets = [float(part) for part in cache_gb.split(",") if part.strip()]
-    except ValueError:
-        raise OptionError(f"--cache-gb {cache_gb!r}: give sizes in GB, for example 0.5,2") from None
+    budgets = gigabytes(cache_gb)
     servers = {n: Endpoint(u, url_model) for n, u in (named(t, "url") for t in url or ())}
     with console.steps(quiet) as progress:
         found = compare.measure(

@@ -9,6 +9,8 @@ import typer
 from swiftlet_mlx.cli import console, options
 from swiftlet_mlx.cli.bench import Csv, Plot, Rounds, keep
 
+from .shared import Cold, Generated, PromptLength, gigabytes
+
 EXAMPLE = "Example: python -m swiftlet_bench cache-curve demo --rounds 1 --max-tokens 16"
 
 
@@ -17,10 +19,10 @@ def cache_curve(
     cache_gb: Annotated[
         str | None, typer.Option("--cache-gb", metavar="GB,GB", help="Budgets; default: from the least to everything.")
     ] = None,
-    prompt_tokens: Annotated[int, typer.Option("--prompt-tokens", min=2, help="Length of the prompts.")] = 64,
-    max_tokens: Annotated[int, typer.Option("--max-tokens", min=2, help="Tokens to generate.")] = 64,
+    prompt_tokens: PromptLength = 64,
+    max_tokens: Generated = 64,
     rounds: Rounds = 3,
-    cold: Annotated[bool, typer.Option("--cold", help="Empty the page cache before each run (Linux).")] = False,
+    cold: Cold = False,
     csv: Csv = None,
     plot: Plot = None,
     json: options.Json = False,
@@ -28,14 +30,10 @@ def cache_curve(
 ) -> None:
     """Measure decoding at several budgets, in turn, each run in a process of its own."""
     from swiftlet_bench import cache_curve, predict, report, show
-    from swiftlet_mlx.errors import OptionError
     from swiftlet_mlx.locate import find_model
 
     folder = find_model(model)
-    try:
-        given = [float(part) for part in cache_gb.split(",")] if cache_gb else None
-    except ValueError:
-        raise OptionError(f"--cache-gb {cache_gb!r}: give sizes in GB, for example 0.5,1,2") from None
+    given = gigabytes(cache_gb or "")
     with console.steps(quiet) as progress:
         rows = cache_curve.measure(
             folder,

@@ -10,6 +10,8 @@ import typer
 
 from swiftlet_mlx.cli import console, options
 
+from .shared import gigabytes
+
 EXAMPLE = "Example: python -m swiftlet_bench predict --disk-gb-s 3 --cache-gb 2,8"
 
 
@@ -30,10 +32,9 @@ def predict(
     from swiftlet_mlx.errors import OptionError
     from swiftlet_mlx.locate import find_model
 
-    try:
-        budgets = [round(float(part) * 1e9) for part in cache_gb.split(",")]
-    except ValueError:
-        raise OptionError(f"--cache-gb {cache_gb!r}: give sizes in GB, for example 2,8") from None
+    budgets = [round(gb * 1e9) for gb in gigabytes(cache_gb)]
+    if not budgets:
+        raise OptionError("--cache-gb: give sizes in GB, for example 2,8")
     if model is None:
         wanted = [predict.shape_of(n, shapes.preset(n)) for n in shapes.RELEASED]
     elif model in shapes.PRESETS:
