@@ -25,7 +25,7 @@ _PREFERRED_LOCATION, _ACCESSED_BY = 3, 5  # cudaMemoryAdvise
 _DEVICE, _HOST = 1, 2  # cudaMemLocationType
 _UNITS = {16: "uint4", 8: "uint2", 4: "unsigned int", 2: "unsigned short", 1: "unsigned char"}
 _THREADS = 256  # of a block
-# Lists in flight at once: a layer call writes two at most and is evaluated by the read-back of the next.
+# Lists in flight at once: a layer call writes three at most and is evaluated by the read-back of the next.
 _LISTS, _LIST_LENGTH = 64, 2049
 # What crosses as one number of 8 bytes: MLX keeps those where both sides reach them.
 _WORD_BITS, _MOST_WORDS = 64, 4
@@ -40,7 +40,7 @@ class Staging:
         self._n_rows = self._row_bytes = 0
         self._array = mx.zeros(1, mx.uint8)
         self._view = memoryview(b"")
-        self._numbers = _shared(_LISTS * _LIST_LENGTH, mx.uint32)
+        self._numbers = shared(_LISTS * _LIST_LENGTH, mx.uint32)
         self._rows = [
             memoryview(cast(Any, self._numbers)).cast("B").cast("I")[n * _LIST_LENGTH : (n + 1) * _LIST_LENGTH]
             for n in range(_LISTS)
@@ -57,7 +57,7 @@ class Staging:
         self._row_bytes = max(self._row_bytes, -(-row_bytes // 16) * 16)
         self._n_rows = max(self._n_rows, n_rows)
         self._view = memoryview(b"")  # lets go of the old ones
-        self._array = _shared(self._row_bytes * self._n_rows, mx.uint8)
+        self._array = shared(self._row_bytes * self._n_rows, mx.uint8)
         self._view = memoryview(cast(Any, self._array)).cast("B")
 
     def row(self, slot: int) -> memoryview:
@@ -183,9 +183,14 @@ def _bits(limit: int) -> int:
     return max(1, (limit - 1).bit_length())
 
 
-def _shared(size: int, dtype: mx.Dtype) -> mx.array:
-    """Zeros that the host writes and the device reads where they are."""
-    array = mx.zeros(size, dtype)
+def shared(shape: int | tuple[int, ...], dtype: mx.Dtype) -> mx.array:
+    """Zeros that the host writes and the device reads where they are.
+
+    Args:
+        shape: of the array.
+        dtype: of the array.
+    """
+    array = mx.zeros(shape, dtype)
     mx.eval(array)
     view = memoryview(cast(Any, array)).cast("B")  # from here on it is memory of both
     _keep_on_host(view)

@@ -21,8 +21,9 @@ from mlx.utils import tree_flatten
 from numpy.typing import NDArray
 
 from ._compat import QuantizedSwitchLinear, SwitchLinear, infer_quant_config
+from .choice import Guess
 from .errors import StreamingUnsupported
-from .pools import Guess, Pools
+from .pools import Pools
 from .slots import EMPTY, SlotPool
 
 FEW = 256  # indices of a decode step, of one sequence or a batch: handled as a list, by far cheaper than np.unique
@@ -56,6 +57,10 @@ class Streamed:
         if indices.size > FEW:
             return self._many(x, indices)
         guess = self._guess(x) if pools.looking_ahead else None
+        if pools.may_choose_later(pool, indices):
+            y = self._stock(x, pools.choose_later(pool, indices, guess))
+            pools.hold(y, pool)
+            return y
         experts = pools.choice(pool, indices, guess)  # host synchronisation
         needed = list(dict.fromkeys(experts))
         if pools.recorder is not None:

@@ -26,7 +26,8 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from . import cuda
+from .choice import Asked, Guess
+from .cuda import Staging
 from .device import backend
 from .machine import return_freed_memory
 from .memory import Plan, minimum_bytes, split
@@ -48,11 +49,13 @@ PREFETCH_BYTES = 8 << 20  # the same in the background: a prompt that arrives wa
 
 
 @dataclass(frozen=True, slots=True)
-class Guess:
-    """What a layer will probably need: a lazy array of expert numbers."""
+class _Later:
+    """A layer's choice under way, whose slots a graph has been built on already."""
 
-    layer: int
-    experts: mx.array
+    pool: SlotPool
+    asked: Asked
+    shape: tuple[int, ...]
+    guess: Guess | None
 
 
 class Pools:
@@ -89,13 +92,15 @@ class Pools:
         self.top_k = top_k
         self.first = min(n_slots)
         # in turns: what is read ahead for a layer must not wait for what is on its way to the layer before
-        self._staging = (cuda.Staging(), cuda.Staging()) if backend() == "cuda" else None
+        self._staging = (Staging(), Staging()) if backend() == "cuda" else None
         turns = cycle(self._staging or (None,))
         self.layers = {layer: SlotPool(source.tables[layer], n_slots[layer], next(turns)) for layer in sorted(n_slots)}
         self.recorder: Callable[[int, list[int]], None] | None = None
+        self.direct = all(pool.direct for pool in self.layers.values())
         self._limit_of_numbers = max(pool.table.expert_count for pool in self.layers.values())
         self._threads = threads
-        self._readers: list[tuple[SlotPool, mx.array]] = []
+        self._readers: dict[SlotPool, list[mx.array]] = {}
+        self._later: _Later | None = None
         self._open: Reads | None = None
         self._guess: tuple[SlotPool, list[int]] | None = None
         self._ahead: Reads | None = None  # of a guess
@@ -112,10 +117,6 @@ class Pools:
         """Bytes of all slots."""
         return sum(pool.nbytes for pool in self.layers.values())
 
-    @property
-    def direct(self) -> bool:
-        return all(pool.direct for pool in self.layers.values())
-
     # ---- the fence
 
     def read_back(self, indices: mx.array) -> NDArray[np.uint32]:
@@ -131,27 +132,75 @@ class Pools:
             indices: the router's choice.
             guess: what a later layer may need, to be read back in the same go.
         """
+        asked = self._ask(indices, guess)
+        self._evaluate(*asked.lazy, chooser=pool)
+        return self._told(asked, guess)
+
+    def _ask(self, indices: mx.array, guess: Guess | None) -> Asked:
         arrays = [indices] if guess is None else [indices, guess.experts]
-        numbers: list[list[int]]
-        limit = self._limit_of_numbers
-        if self._staging is not None and all(cuda.fits_words(a.size, limit) for a in arrays):
-            words = [cuda.pack(a, limit) for a in arrays]
-            self._evaluate(*chain.from_iterable(words), chooser=pool)
-            numbers = [cuda.unpack(w, a.size, limit) for w, a in zip(words, arrays, strict=True)]
-        else:
-            self._evaluate(*arrays, chooser=pool)
-            numbers = [_flat(a) for a in arrays]
+        return Asked(arrays, self._limit_of_numbers, far=self._staging is not None)
+
+    def _told(self, asked: Asked, guess: Guess | None) -> list[int]:
+        numbers = asked.numbers()
         if guess is not None:
             self._guess = self.layers[guess.layer], numbers[1]
         return numbers[0]
 
+    def may_choose_later(self, pool: SlotPool, indices: mx.array) -> bool:
+        """Whether `choose_later` is allowed and worth it: the device computes on while a layer's reads are short."""
+        return self.may_wait_later(indices) and indices.size <= pool.n_slots and not self.waits_long
+
+    def choose_later(self, pool: SlotPool, indices: mx.array, guess: Guess | None = None) -> mx.array:
+        """An array like `indices` for the slots of a choice that is being made: a graph may be built on it while the
+        device comes to that choice. The next call, or the end of the step, reads the choice back and fills it in.
+
+        Args:
+            pool: of the layer that chooses.
+            indices: the router's choice.
+            guess: what a later layer may need, to be read back in the same go.
+        """
+        self.resolve()
+        self.wait()  # for a layer before that did not choose later
+        if pool in self._readers:  # of the step before: evaluated long since, but for a model of one layer
+            mx.eval(*self._readers.pop(pool))
+        if self._prefetching:
+            self._end_prefetch()
+        asked = self._ask(indices, guess)
+        mx.async_eval(*asked.lazy)  # type: ignore[no-untyped-call]
+        self._begin_guessed(pool)
+        self._later = _Later(pool, asked, indices.shape, guess)
+        return pool.lookup_later(indices.shape)
+
+    def resolve(self) -> None:
+        """Make resident what was chosen by the layer whose graph has been built ahead, and fill in its slots.
+
+        Raises:
+            ReadFailed: as `wait`.
+        """
+        later, self._later = self._later, None
+        if later is None:
+            return
+        pool = later.pool
+        experts = self._told(later.asked, later.guess)  # host synchronisation
+        self.stats.read_backs += 1
+        needed = list(dict.fromkeys(experts))
+        if self.recorder is not None:
+            self.recorder(pool.table.layer, needed)
+        built = self._readers.pop(pool, [])  # on the slots it is about to be given
+        self.begin(pool, needed)
+        self.wait()
+        pool.tell(experts, later.shape)
+        if built:
+            self._readers[pool] = built
+
     def hold(self, output: mx.array, pool: SlotPool) -> None:
-        """Remember an array whose graph reads a pool's slots, so that the next `read_back` evaluates it first."""
+        """Remember an array whose graph reads a pool's slots, so that it is evaluated before they change hands."""
         if output.nbytes > HOLD_BYTES:
+            self.resolve()
             self.wait()
             mx.eval(output)
         else:
-            self._readers.append((pool, output))
+            self._readers.setdefault(pool, []).append(output)
 
     @property
     def waits_long(self) -> bool:
@@ -172,19 +221,25 @@ class Pools:
             raise
         finally:
             self._building = False
+        self.resolve()
         self.wait()
 
     def _evaluate(self, *arrays: mx.array, chooser: SlotPool | None = None) -> None:
+        self.resolve()
         self.wait()
         if self._prefetching:
             self._end_prefetch()
+        self._begin_guessed(chooser)
+        mx.eval(*arrays, *chain.from_iterable(self._readers.values()))
+        self._readers.clear()
+        self.stats.read_backs += 1
+
+    def _begin_guessed(self, chooser: SlotPool | None) -> None:
+        """Read what was guessed for the layer that chooses next."""
         guess, self._guess = self._guess, None
         # One for another layer is left of a step that broke off. Read now, it would share staging rows with this layer.
         if guess is not None and guess[0] is chooser:
             self._read_ahead(*guess)
-        mx.eval(*arrays, *(output for _, output in self._readers))
-        self._readers.clear()
-        self.stats.read_backs += 1
 
     # ---- fetching what a layer needs
 
@@ -205,7 +260,7 @@ class Pools:
         Returns:
             The slots of the experts that are being read, None if all are there.
         """
-        if self._readers:
+        if pool in self._readers:
             raise RuntimeError("a slot would be overwritten while an unevaluated graph may read it")
         if self._open is not None or self.in_doubt:
             self._recover()
@@ -238,7 +293,7 @@ class Pools:
     def _read_ahead(self, pool: SlotPool, experts: Sequence[int]) -> None:
         """Start the reads of what the layer whose choice is about to be evaluated will probably need."""
         missing = [e for e in experts if pool.slots[e] == EMPTY]
-        if missing and len(experts) <= pool.n_slots and pool.direct and all(p is not pool for p, _ in self._readers):
+        if missing and len(experts) <= pool.n_slots and pool.direct and pool not in self._readers:
             self._post(pool, missing, experts, ahead=True)
             self.stats.guessed += len(missing)
 
@@ -320,7 +375,7 @@ class Pools:
 
     def _recover(self) -> None:
         """Something was broken off (Ctrl-C) while slots changed hands: end the reads, keep what they brought."""
-        self._guess = None
+        self._guess = self._later = None
         if self._open is None and self._ahead is None and not self.in_doubt:
             return
         self.in_doubt = True
@@ -414,7 +469,9 @@ class Pools:
         self._recover()
         if self._prefetching:
             self._end_prefetch()
-        mx.eval(*(output for _, output in self._readers))  # graphs that still read the old arrays would keep them alive
+        mx.eval(
+            *chain.from_iterable(self._readers.values())
+        )  # graphs that still read the old arrays would keep them alive
         self._readers.clear()
         tables = self.source.tables
         n_slots = split(tables, max(budget, minimum_bytes(tables, self.top_k)), self.top_k)
@@ -463,13 +520,6 @@ class Pools:
         """End the read threads and close the files."""
         self._threads.close()
         self.source.close()
-
-
-def _flat(indices: mx.array) -> list[int]:
-    rows: Any = indices.tolist()
-    for _ in range(indices.ndim - 1):
-        rows = list(chain.from_iterable(rows))
-    return rows  # type: ignore[no-any-return]
 
 
 def _complete(reads: Reads) -> None:

@@ -20,9 +20,10 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
+from .choice import Numbers
 from .cuda import Mover, Staging
+from .layout import LayerTable
 from .policy import LFU
-from .qpack import LayerTable
 from .reader import Rows
 
 # Safetensors tags to MLX types. FP8 and scale types travel as raw bytes, as mlx_lm.convert stores them.
@@ -56,6 +57,7 @@ class SlotPool:
         self._users: list[Callable[[SlotPool], None]] = []
         self._views: list[tuple[memoryview, int]] = []
         self._mover: Mover | None = None
+        self._numbers: dict[tuple[int, ...], Numbers] = {}
         self._torn = False  # true while arrays are replaced one by one, and after that was broken off
         mx.eval(*self.arrays.values())
         self._look()
@@ -152,6 +154,24 @@ class SlotPool:
             raise self._absent()
         few = self.staging.numbers(slots) if self.staging is not None else mx.array(slots, mx.uint32)
         return few.reshape(shape)
+
+    def lookup_later(self, shape: tuple[int, ...]) -> mx.array:
+        """An array for slot numbers that `tell` will write: the same for each call of a shape."""
+        numbers = self._numbers.get(shape)
+        if numbers is None:
+            numbers = self._numbers[shape] = Numbers(shape, far=self.staging is not None)
+        return numbers.array
+
+    def tell(self, experts: list[int], shape: tuple[int, ...]) -> None:
+        """Write the slots of resident experts, flat, into the array that `lookup_later` gave.
+
+        Raises:
+            LookupError: for an expert without a slot.
+        """
+        slots = [self.slots[e] for e in experts]
+        if EMPTY in slots:
+            raise self._absent()
+        self._numbers[shape].write(slots)
 
     def store_staged(self, slot: int, staging: Sequence[bytearray]) -> None:
         """Fill one slot by a copy that MLX sees; for devices that do not see host writes."""

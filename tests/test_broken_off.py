@@ -19,8 +19,9 @@ from test_pools import Source
 from tiny import make_checkpoint
 
 from swiftlet_mlx import expert_pass, layer_major, moe, policy, pools, prefill, read_threads, reads, slots
+from swiftlet_mlx.choice import Guess
 from swiftlet_mlx.loader import load_streamed
-from swiftlet_mlx.pools import Guess, Pools
+from swiftlet_mlx.pools import Pools
 from swiftlet_mlx.read_threads import ReadThreads
 from swiftlet_mlx.slots import EMPTY
 

@@ -25,6 +25,7 @@ from swiftlet_mlx.checkpoint import open_checkpoint
 from swiftlet_mlx.errors import StreamingUnsupported
 from swiftlet_mlx.loader import load_streamed
 from swiftlet_mlx.moe import Ahead, Streamed, stream
+from swiftlet_mlx.pools import Pools
 from swiftlet_mlx.slots import EMPTY, SlotPool
 
 TOKENS = [1, 5, 9, 42, 7, 99, 3, 17, 64, 2, 88, 51]
@@ -179,7 +180,7 @@ def test_a_large_output_is_evaluated_at_once_instead_of_being_kept(
     folder = folders("qwen3_next")
     model = streamed(folder, 2)
     assert same(decode(model), decode(load_model(folder)[0]))
-    assert model.pools._readers == []
+    assert not model.pools._readers
     model.pools.close()
 
 
@@ -419,6 +420,7 @@ def slow(model: Any, seconds: float = 0.01) -> None:
 def note_reads_under_way(model: Any, monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """Whether reads were under way, each time a layer's graph was built."""
     monkeypatch.setattr(pools, "LONG_SECONDS", float("inf"))  # nor are hits looked up apart
+    monkeypatch.setattr(Pools, "may_choose_later", lambda *given: False)
     noted: list[bool] = []
     lookup = SlotPool.lookup_few
 
@@ -532,6 +534,7 @@ def test_experts_that_are_there_compute_while_the_others_are_read(
 
     monkeypatch.setattr(Streamed, "_begin_hits", noting)
     for slots in (2, 3, 5):
+        monkeypatch.setattr(pools, "LONG_SECONDS", float("inf"))
         model = streamed(folder, slots)
         model.pools.alone = alone
         assert same(decode(model), expected)
