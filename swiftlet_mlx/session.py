@@ -229,7 +229,15 @@ class Session:
             messages, target = [dict(m) for m in self._messages], Path(path)
             ids = self.completions.history(messages, self.ask)
             model, store = self.completions.fingerprint(), self.engine.store
-            self.engine.call(lambda: sessionfile.write(target, messages, model, store.copy(ids))).result()
+            try:
+                self.engine.call(lambda: sessionfile.write(target, messages, model, store.copy(ids))).result()
+            except SessionFileError as error:
+                note = sidecar.beside(target)
+                if note.exists():
+                    raise SessionFileError(
+                        f"{error} What was said is not lost: {note.name} beside it holds it, and is gone on from."
+                    ) from error
+                raise
             sidecar.drop(target)
 
     def note(self, path: Path | str) -> None:

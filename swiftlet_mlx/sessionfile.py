@@ -106,7 +106,8 @@ def write(path: Path, messages: Sequence[Mapping[str, Any]], model: str, timelin
         with whole(path, ".safetensors") as new:
             mx.save_safetensors(str(new), arrays, {KEY: text, SEAL: _seal(text)})
     except (OSError, RuntimeError) as error:
-        why = _too_little_room(path, sum(a.nbytes for a in arrays.values()) + len(text)) or str(error)
+        why = _too_little_room(path, sum(a.nbytes for a in arrays.values()) + len(text))
+        why = why or getattr(error, "strerror", None) or f"{error} Is the disk full?"
         raise SessionFileError(f"The conversation cannot be saved to {path}: {why}") from error
 
 
@@ -116,6 +117,8 @@ def read(path: Path) -> Saved:
     Raises:
         SessionFileError: it is not a saved conversation, or it is damaged.
     """
+    if not path.is_file():
+        raise SessionFileError(f"{path} is no file." if path.exists() else f"There is no file {path}.")
     try:
         header = read_header(path)
         text, told = header.metadata[KEY], header.metadata.get(SEAL)
@@ -134,8 +137,10 @@ def read(path: Path) -> Saved:
         if not isinstance(messages, list) or not all(isinstance(m, dict) for m in messages):
             raise TypeError("messages")
         return Saved(path, str(record["model"]), messages, record)
-    except (OSError, SafetensorsError) as error:
-        raise SessionFileError(f"{path} cannot be read as a saved conversation: {error}") from error
+    except OSError as error:
+        raise SessionFileError(f"{path} cannot be read: {error.strerror}.") from error
+    except SafetensorsError as error:
+        raise SessionFileError(f"{path} is not a saved conversation, or it is damaged.") from error
     except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise SessionFileError(f"{path} is not a saved conversation, or it is damaged ({error}).") from error
 

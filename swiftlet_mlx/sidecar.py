@@ -54,7 +54,7 @@ def write(path: Path, messages: Sequence[Mapping[str, Any]], model: str) -> None
         with whole(beside(path)) as new:
             new.write_text(json.dumps({**record, "sha256": _seal(record)}), encoding="ascii")
     except OSError as error:
-        raise SessionFileError(f"What was said cannot be noted in {beside(path)}: {error}") from error
+        raise SessionFileError(f"What was said cannot be noted in {beside(path)}: {error.strerror}") from error
 
 
 def read(path: Path) -> Unsaved | None:

@@ -82,7 +82,7 @@ class Terminal:
 
 def test_an_evening_at_the_terminal(tmp_path: Path) -> None:
     """Markdown, an answer stopped, one taken up again, several lines at once, and the way out."""
-    replies = [MARKDOWN, "word " * 400, "short", *["again"] * 9]
+    replies = [MARKDOWN, "word " * 400, "slow " * 40, "short", *["again"] * 9]
     terminal = Terminal(tmp_path, replies=replies, delay=0.003)
     terminal.type("Hi")
     shown = terminal.screen()
@@ -96,16 +96,23 @@ def test_an_evening_at_the_terminal(tmp_path: Path) -> None:
     terminal.child.sendintr()
     terminal.child.expect_exact("stopped; what was said so far is kept")
     terminal.child.expect_exact("\r\n> ")
-    assert "short" in terminal.type("And now?")
+    terminal.child.sendline("And now?")
+    terminal.child.expect_exact("slow slow")
+    terminal.child.send("typed\nahead\n")  # two messages: nobody pastes where there is no prompt
+    terminal.child.expect_exact("short")
+    terminal.child.expect_exact("again")
+    terminal.child.expect_exact("\r\n> ")
 
     for lines in (['"""first', "second", 'third"""'], ["first\\", "second\\", "third"]):
         for line in lines[:-1]:
             terminal.child.sendline(line)
             terminal.child.expect_exact("… ")
         assert "again" in terminal.type(lines[-1])
-    terminal.child.send("\x1b[200~first\nsecond\nthird\x1b[201~")
+    terminal.child.send("first\nsecond\n\n/exit\n\tthird")  # what a terminal sends of a paste
     assert "again" in terminal.type("")
-    assert terminal.type("/history").count("first second third") == 3
+    history = terminal.type("/history")
+    assert history.count("first second third") == 2
+    assert history.count("first second /exit third") == 1
 
     terminal.child.sendintr()
     terminal.child.expect_exact("Ctrl-C again leaves")
@@ -281,16 +288,17 @@ def test_the_system_prompt_can_be_set_and_removed(talk: Talk) -> None:
      ("min_tokens", "6", "6"), ("sentence_end", "on", "on"), ("presence_penalty", "1.5", "1.5")],
 )  # fmt: skip
 def test_settings_can_be_changed_and_are_shown(talk: Talk, name: str, value: str, shown: str) -> None:
-    out, _ = talk([f"/set {name} {value}", "/set"])
-    assert out.count(f"  {name} {shown}\n") == 2
+    out, _ = talk([f"/set {name} {value}", f"/set {name}", "/set"])
+    assert out.count(f"  {name} {shown}\n") == 3
 
 
 @pytest.mark.parametrize(
     ("line", "complaint"),
     [("/set temperature 9", "temperature is 9.0"), ("/set temprature 1", "Did you mean temperature?"),
-     ("/set top_k many", "not a whole number"), ("/set seed", "takes a name and a value"),
+     ("/set top_k many", "not a whole number"), ("/set sed", "Did you mean seed?"),
      ("/set max_tokens 0", "max_tokens is 0"), ("/set thinking maybe", "one of on, off, auto"),
-     ("/hlep", "Did you mean /help?"), ("/save", "takes a file name"), ("/load /no/such/file", "/no/such/file"),
+     ("/hlep", "Did you mean /help?"), ("/save", "takes one file name"), ("/load /no/such/file", "/no/such/file"),
+     ("/save a b", "quotes"), ("/load 'x", "quotes"), ("/save ''", "quotes"), ("/file ''", "quotes"),
      ("/file /no/such/file", "cannot be read"), ("/file 'x", "quotes"), ("/file /dev/zero", "is no file"),
      ("/set min_tokens -1", "min_tokens is -1"), ("/set sentence_end 7", "one of on, off")],
 )  # fmt: skip
@@ -315,7 +323,7 @@ def test_a_file_goes_before_the_next_message(talk: Talk, tmp_path: Path) -> None
     (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
     (tmp_path / "big").write_bytes(b"x" * 1_000_001)
     out, _ = talk([f"/file {tmp_path}/binary", f"/file {tmp_path}/big"])
-    assert "cannot be read as text" in out
+    assert "is no UTF-8 text" in out
     assert "larger than" in out
 
 
@@ -429,7 +437,7 @@ def test_a_file_waits_while_its_message_is_refused(talk: Talk, tmp_path: Path) -
 
 
 def test_the_file_of_a_conversation_is_gone_on_with_unless_it_is_another_model_s_or_damaged(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Models that differ in nothing but their weights are told apart."""
     one, other = (
@@ -444,10 +452,24 @@ def test_the_file_of_a_conversation_is_gone_on_with_unless_it_is_another_model_s
     assert run(app, ["chat", str(other), *options]) == 1
     assert f"{file} was saved with another model" in capsys.readouterr().err
     assert file.read_bytes() == saved
+    monkeypatch.setattr("sys.stdin", io.StringIO(""))
+    assert run(app, ["chat", str(one), *options[1:3]]) == 0
+    assert "Going on with 2 questions; the last one: And?" in capsys.readouterr().err
+    saved = file.read_bytes()
     file.write_bytes(damaged := saved[:-7])
     assert run(app, ["chat", str(one), *options]) == 1
     assert str(file) in capsys.readouterr().err
     assert file.read_bytes() == damaged
+
+
+@pytest.mark.parametrize("place", ["", "missing/talk", "folder"])
+def test_a_place_that_cannot_keep_the_conversation_is_told_before_a_model_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], place: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder").mkdir()
+    assert run(app, ["chat", "demo", "Hi", "--session", place]) == 2
+    assert capsys.readouterr().err.startswith("swiftlet-mlx: --session ")
 
 
 def test_quiet_shows_answers_only(talk: Talk) -> None:

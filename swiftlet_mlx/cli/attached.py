@@ -26,8 +26,10 @@ def text_of(path: Path) -> str:
         if path.stat().st_size > MAX_BYTES:
             raise OptionError(f"{path} is larger than {size(MAX_BYTES)}.")
         return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise OptionError(f"{path} cannot be read as text: {error}") from None
+    except UnicodeDecodeError as error:
+        raise OptionError(f"{path} is no UTF-8 text: {error.reason} at byte {error.start}.") from None
+    except OSError as error:
+        raise OptionError(f"{path} cannot be read: {error.strerror}.") from None
 
 
 def attachment(name: str, content: str) -> str:

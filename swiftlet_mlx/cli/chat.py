@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from dataclasses import replace
 from pathlib import Path
@@ -55,6 +56,8 @@ def chat(
 
     if " " in model and not Path(model).exists():
         raise OptionError(f'{model!r} is no model but a question: swiftlet-mlx chat demo "{model}"')
+    if session is not None:
+        _check_place(session)
     with engine_for(
         model,
         cache_gb=cache_gb,
@@ -82,6 +85,22 @@ def chat(
                 _answer_all(repl, [valid(text) for text in turns])
             else:
                 repl.run()
+
+
+def _check_place(path: Path) -> None:
+    """Refuse, before a model is loaded, a file in which the conversation could not be kept.
+
+    Raises:
+        OptionError: what is wrong with it.
+    """
+    from swiftlet_mlx.errors import OptionError
+
+    if path.exists() and not path.is_file():
+        raise OptionError(f"--session {path} is no file; give the file to keep the conversation in")
+    if not path.parent.is_dir():
+        raise OptionError(f"--session {path}: there is no folder {path.parent}")
+    if not os.access(path.parent, os.W_OK):
+        raise OptionError(f"--session {path}: {path.parent} cannot be written to; choose another place")
 
 
 def _open(path: Path | None, completions: Completions, ask: Ask, system: str | None) -> Session:

@@ -1,8 +1,9 @@
 """What a person types: lines, several lines at once, a history. Standard library readline, where there is one.
 
 Knows terminals and nothing of models. A line that ends in a backslash goes on; three double quotes open a block that
-three close. A paste of several lines is one message: GNU readline sees to that itself (bracketed paste); libedit, which
-macOS builds of Python may have, does not, so there lines that come faster than anyone types are taken together.
+three close. A paste of several lines is one message, its last line left on the screen to be sent with Enter: Python
+turns GNU readline's bracketed paste off, and libedit, which most macOS builds of Python have, knows none, so lines that
+come faster than anyone types are taken together. What was typed ahead, before the prompt, stays a line a message.
 A POSIX terminal is assumed (also over ssh and in tmux): waiting for a line uses select, and Ctrl-C is a signal. Windows
 is not supported.
 """
@@ -12,7 +13,6 @@ from __future__ import annotations
 import os
 import select
 import sys
-from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -46,8 +46,6 @@ class Lines:
         self.interactive = sys.stdin.isatty()
         self._edited = self.interactive and sys.stdout.isatty()
         self._history = history if self._edited and readline is not None else None
-        self._splits_pastes = self._edited and readline is not None and "libedit" in (readline.__doc__ or "")
-        self._waiting: deque[str] = deque()
         if self._history is not None and readline is not None:
             readline.set_history_length(HISTORY_LINES)
             try:
@@ -66,7 +64,10 @@ class Lines:
             EOFError: there is no more.
             KeyboardInterrupt: Ctrl-C.
         """
-        line = self._pasted(self._line(prompt, draft))
+        typed_ahead = self._edited and _more_typed(0)
+        line = self._line(prompt, draft)
+        if self._edited and not typed_ahead and not line.startswith("/"):
+            line = self._pasted(line)
         if line.lstrip().startswith(BLOCK):
             return self._block(line.lstrip()[len(BLOCK) :])
         parts = []
@@ -95,17 +96,14 @@ class Lines:
 
     def _pasted(self, line: str) -> str:
         lines = [line]
-        while self._splits_pastes and select.select([sys.stdin], [], [], PASTE_SECONDS)[0]:
-            more = self._line("")
-            if more.startswith("/"):  # a command typed ahead
-                self._waiting.append(more)
-                break
-            lines.append(more)
+        try:
+            while _more_typed(PASTE_SECONDS):
+                lines.append(self._line("… "))
+        except EOFError:  # a terminal that was closed is readable too
+            pass
         return "\n".join(lines)
 
     def _line(self, prompt: str, draft: str = "") -> str:
-        if self._waiting:
-            return self._waiting.popleft()
         if not self._edited:
             if self.interactive:
                 sys.stderr.write(prompt)
@@ -123,10 +121,23 @@ class Lines:
                 readline.set_startup_hook(None)
 
 
+def _more_typed(seconds: float) -> bool:
+    """Whether the terminal has input that nobody has read, or gets some in this time; also less than a line."""
+    with _terminal_without(line_by_line=True):
+        return bool(select.select([sys.stdin], [], [], seconds)[0])
+
+
 @contextmanager
 def unechoed() -> Iterator[None]:
     """Keep what is typed meanwhile off the screen, a Ctrl-C's ^C too: it would push aside what is being drawn there,
     and the next drawing would not know. Nothing typed is lost: the next prompt shows it."""
+    with _terminal_without():
+        yield
+
+
+@contextmanager
+def _terminal_without(line_by_line: bool = False) -> Iterator[None]:
+    """The terminal without its echo, and without waiting for whole lines if told so; nothing where there is none."""
     try:
         import termios
 
@@ -136,7 +147,7 @@ def unechoed() -> Iterator[None]:
         yield
         return
     quiet = before[:]
-    quiet[3] &= ~termios.ECHO
+    quiet[3] &= ~(termios.ECHO | (termios.ICANON if line_by_line else 0))
     termios.tcsetattr(descriptor, termios.TCSANOW, quiet)
     try:
         yield

@@ -75,6 +75,8 @@ class Repl:
             KeyboardInterrupt: a second Ctrl-C at the prompt.
         """
         try:
+            if self.session.messages and not self._quiet:
+                words.say(f"Going on with {self._so_far()}")
             if self._lines.interactive and not self._quiet:
                 words.say("Type a message; /help lists commands; Ctrl-D leaves.")
             while self._step():
@@ -282,9 +284,7 @@ class Repl:
         path = self._path(name, "load")
         self.session = Session.load(path, self.session.completions, ask=self.session.ask)
         self._taken_back = ""
-        words.say(
-            f"{len(self._questions())} questions; the last one: {_short((self._questions() or [(0, '-')])[-1][1])}"
-        )
+        words.say(self._so_far())
 
     def _do_system(self, text: str) -> None:
         """/system [TEXT]: show or set the system prompt; - removes it"""
@@ -293,12 +293,12 @@ class Repl:
         words.say(f"system prompt: {self.session.system or '(none)'}")
 
     def _do_set(self, text: str) -> None:
-        """/set [NAME VALUE]: show or change how answers are made; VALUE auto is the default"""
+        """/set [NAME [VALUE]]: show or change how answers are made; auto is the default"""
         name, _, value = text.partition(" ")
-        if name and not value:
-            raise OptionError("/set takes a name and a value, for example: /set temperature 0.7")
-        if name:
+        if value:
             self._set(name, value.strip())
+        elif name:
+            settings.check(name)
         values = {**settings.shown(self.session.ask, self._defaults()), "thoughts": "fold" if self._fold else "show"}
         for key in [name] if name else settings.NAMES:
             words.say(f"  {key} {values[key]}")
@@ -307,8 +307,10 @@ class Repl:
         """/file PATH [QUESTION]: put a text file's contents before the next message"""
         try:
             name, *rest = shlex.split(text)
-        except ValueError:
-            raise OptionError("/file takes a path; put it in quotes if it has spaces.") from None
+        except ValueError:  # nothing, or a quote without its other half
+            name = ""
+        if not name:
+            raise OptionError("/file takes a path; put it in quotes if it has spaces.")
         path = Path(name).expanduser()
         content = text_of(path)
         n_tokens = len(self.session.completions.template.encode(content))
@@ -321,10 +323,10 @@ class Repl:
         """/stats: figures of this conversation"""
         engine = self.session.engine
         kept = engine.call(lambda: engine.store.nbytes).result()
-        words.say(f"  {self._turns} turns, {self._tokens:,} tokens generated")
+        words.say(f"  {_counted(self._turns, 'turn')}, {_counted(self._tokens, 'token')} generated")
         if self._last is not None:
             s = self._last
-            words.say(f"  last: {' · '.join(self._status(s))}")
+            words.say("  last: " + " · ".join(self._status(s)))
             words.say(
                 f"  its prompt: {s.prompt_tokens:,} tokens, {s.cached_tokens:,} of them known, the rest read at "
                 f"{s.prefill_tokens_per_second:.1f} tok/s"
@@ -349,10 +351,19 @@ class Repl:
     def _questions(self) -> list[tuple[int, str]]:
         return [(i, str(m["content"])) for i, m in enumerate(self.session.messages) if m["role"] == "user"]
 
-    def _path(self, name: str, command: str) -> Path:
+    def _so_far(self) -> str:
+        questions = self._questions()
+        last = f"; the last one: {_short(questions[-1][1])}" if questions else ""
+        return f"{_counted(len(questions), 'question')}{last}"
+
+    def _path(self, text: str, command: str) -> Path:
+        try:
+            (name,) = shlex.split(text)
+        except ValueError:  # none, several, or a quote without its other half
+            name = ""
         if not name:
-            raise OptionError(f"/{command} takes a file name.")
-        return Path(shlex.split(name)[0]).expanduser()
+            raise OptionError(f"/{command} takes one file name; put it in quotes if it has spaces.")
+        return Path(name).expanduser()
 
     def _set(self, name: str, value: str) -> None:
         settings.check(name)
@@ -364,6 +375,10 @@ class Repl:
     def _defaults(self) -> Sampling:
         completions = self.session.completions
         return completions.defaults(thinking=completions.thinks(self.session.ask))
+
+
+def _counted(n: int, what: str) -> str:
+    return f"{n:,} {what}" + ("" if n == 1 else "s")
 
 
 def _short(text: str) -> str:
