@@ -1,6 +1,6 @@
 """One token, moment by moment: what the engine thread evaluates, what it waits for, and which thread reads meanwhile.
 
-Knows a subject's pools and puts stop-watches around three of their calls for the length of a run. Invariant: the token
+Knows a subject's pools and puts stop-watches around four of their calls for the length of a run. Invariant: the token
 that is shown is the typical one of a run, not the nicest; the watches are taken off whatever happens.
 """
 
@@ -92,21 +92,28 @@ def _without(start: float, end: float, waits: list[tuple[float, float]]) -> list
 
 @contextmanager
 def _watched(pools: Any) -> Iterator[list[tuple[Kind, float, float, int]]]:
-    """Note when a router's choice is evaluated, when reads are waited for, and when a thread reads."""
+    """Note when a router's choice is waited for, when reads are, and when a thread reads."""
     seen: list[tuple[Kind, float, float, int]] = []
+    inside: set[tuple[Kind, int]] = set()
 
     def watch(kind: Kind, call: Callable[..., Any]) -> Callable[..., Any]:
         def timed(*args: Any) -> Any:
+            here = kind, threading.get_ident()
+            if here in inside:
+                return call(*args)
+            inside.add(here)
             start = time.perf_counter()
             try:
                 return call(*args)
             finally:
-                seen.append((kind, start, time.perf_counter(), threading.get_ident()))
+                inside.discard(here)
+                seen.append((kind, start, time.perf_counter(), here[1]))
 
         return timed
 
     watched: list[tuple[Any, str, Kind]] = [
-        (pools, "choice", "evaluate"), (pools, "wait", "wait"), (pools.source, "read", "read")
+        (pools, "choice", "evaluate"), (pools, "resolve", "evaluate"), (pools, "wait", "wait"),
+        (pools.source, "read", "read"),
     ]  # fmt: skip
     for owner, name, kind in watched:
         setattr(owner, name, watch(kind, getattr(owner, name)))
