@@ -5,21 +5,18 @@ Knows the shapes of requests, answers and chunks, and nothing of conversations.
 
 from __future__ import annotations
 
-import secrets
-import time
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 from swiftlet_mlx.completion import Ask, Completions
 from swiftlet_mlx.engine import Stream
-from swiftlet_mlx.events import Event, Finish, Progress, Started, Statistics, TextDelta, TokenLogprob
+from swiftlet_mlx.events import Event, Finish, Started, Statistics, TextDelta, TokenLogprob
 
 from .asking import check_length, varied
-from .chat import DONE, FINGERPRINT, LEAST_LOGPROB, figures, frame, usage
+from .chunks import LEAST_LOGPROB, ChunkWriter, head, usage
 from .deliver import Answer, Wish
 from .desk import Desk
-from .failures import ApiError
 from .protocol import StreamOptions, TextRequest
 from .settings import Settings
 
@@ -67,14 +64,14 @@ def _whole(model: str, echoes: Sequence[str], n: int, answers: Sequence[Answer])
         logprobs = _Logprobs().add(answer.logprobs) if answer.logprobs else None
         choices.append({"index": i, "text": echo + answer.text, "logprobs": logprobs, "finish_reason": reason})
     return {
-        "id": f"cmpl-{secrets.token_hex(12)}",
-        "object": "text_completion",
-        "created": int(time.time()),
-        "model": model,
-        "system_fingerprint": FINGERPRINT,
+        **_head(model),
         "choices": choices,
         "usage": _usage([a.statistics for a in answers if a.statistics], n),
     }
+
+
+def _head(model: str) -> dict[str, Any]:
+    return head("cmpl", "text_completion", model)
 
 
 def _usage(all_statistics: Sequence[Statistics], n: int) -> dict[str, Any]:
@@ -107,53 +104,23 @@ class _Logprobs:
         }
 
 
-class TextWriter:
+class TextWriter(ChunkWriter):
     """The chunks of one streamed request."""
 
-    heartbeat = b": still here\n\n"
-
     def __init__(self, model: str, desk: Desk, options: StreamOptions | None, echoes: Sequence[str], n: int) -> None:
-        self._options = options or StreamOptions()
-        self._desk = desk
+        super().__init__(_head(model), desk, options, partial(_usage, n=n))
         self._echoes = echoes
-        self._n = n
-        self._all: list[Statistics] = []
         self._logprobs = [_Logprobs() for _ in echoes]
-        self._head = {
-            "id": f"cmpl-{secrets.token_hex(12)}",
-            "object": "text_completion",
-            "created": int(time.time()),
-            "model": model,
-            "system_fingerprint": FINGERPRINT,
-        }
-        self._tail = {"usage": None} if self._options.include_usage else {}
 
-    def event(self, choice: int, event: Event) -> bytes:
+    def said(self, choice: int, event: Event) -> bytes:
         if isinstance(event, TextDelta):
             shown = self._logprobs[choice].add(event.logprobs) if event.logprobs else None
-            return self._chunk(choice, event.text, logprobs=shown)
+            return self._text(choice, event.text, logprobs=shown)
         if isinstance(event, Started):
-            return self._chunk(choice, self._echoes[choice])  # empty without echo: the first byte, at once
-        if isinstance(event, Progress) and self._options.include_progress:
-            return frame({**self._head, "choices": [], "progress": {"done": event.done, "total": event.total}})
-        if isinstance(event, Statistics):
-            self._all.append(event)
+            return self._text(choice, self._echoes[choice])  # empty without echo: the first byte, at once
         if isinstance(event, Finish):
-            return self._chunk(choice, "", reason=event.reason)
+            return self._text(choice, "", reason=event.reason)
         return b""
 
-    def end(self) -> bytes:
-        options, frames = self._options, b""
-        if options.include_usage or options.include_statistics:
-            body = {**self._head, "choices": [], "usage": _usage(self._all, self._n)}
-            if options.include_statistics and self._all:
-                body["statistics"] = figures(self._desk, self._all[-1])
-            frames = frame(body)
-        return frames + DONE
-
-    def failed(self, error: ApiError) -> bytes:
-        return frame({"error": error.error}) + DONE
-
-    def _chunk(self, choice: int, text: str, logprobs: Any = None, reason: str | None = None) -> bytes:
-        one = {"index": choice, "text": text, "logprobs": logprobs, "finish_reason": reason}
-        return frame({**self._head, "choices": [one], **self._tail})
+    def _text(self, choice: int, text: str, logprobs: Any = None, reason: str | None = None) -> bytes:
+        return self.chunk(choice, text=text, logprobs=logprobs, finish_reason=reason)
