@@ -20,7 +20,7 @@ from swiftlet_repack.fetch import Fetcher
 from swiftlet_repack.hub import Hub
 from swiftlet_repack.mirror import Mirror
 from swiftlet_repack.origin import RemoteFile
-from swiftlet_repack.patience import Patience, Retry, retry_after
+from swiftlet_repack.patience import Patience, Retry, Tries, TryAgain, retry_after
 
 from swiftlet_mlx.errors import (
     AccessDenied,
@@ -483,3 +483,14 @@ def test_nothing_secret_of_an_address_is_shown(hub: LoopbackHub, fault: Fault) -
     with pytest.raises(SwiftletError, match=r"a\.bin") as caught:
         fetcher.read(file, 0, 9)
     assert "s3cret" not in str(caught.value)
+
+
+def test_waits_double_up_to_a_limit_each_shortened_at_random() -> None:
+    patience = Patience(first_wait=1.0, longest_wait=16.0)
+    waits = []
+    for _ in range(30):
+        tries = Tries(patience)
+        waits.append([tries.failed(TryAgain("busy"), NAME, 0, contact=True) for _ in range(8)])
+    for n, column in enumerate(zip(*waits, strict=True)):
+        longest = min(2.0**n, 16.0)
+        assert longest / 2 <= min(column) < longest * 0.75 < max(column) <= longest

@@ -11,14 +11,18 @@ import os
 import random
 import signal
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from swiftlet_repack.delivery import Delivery
 from swiftlet_repack.extents import Extents
+from swiftlet_repack.flush import Flusher
 from swiftlet_repack.journal import Journal
 from swiftlet_repack.names import check_names
+from swiftlet_repack.origin import RemoteFile
 from swiftlet_repack.places import Places, Route, Segment
 
 from swiftlet_mlx.errors import DiskFull, InstallError, NotResumable, RepackError, UnsafePath
@@ -241,6 +245,39 @@ def test_a_kill_in_the_middle_of_recording_leaves_a_journal_that_opens(tmp_path:
         ((start, stop),) = journal.extents["x"]
         assert start == 0
         assert stop > 100
+
+
+def test_bytes_are_recorded_as_done_only_after_their_files_were_flushed(tmp_path: Path) -> None:
+    route = Route(8, [Segment(0, 4, "a"), Segment(4, 4, "b")])
+    delivery = Delivery(RemoteFile("x", "http://x", 8), route)
+    order: list[object] = []
+
+    class Watched(Places):
+        def sync(self, targets: Iterable[str]) -> None:
+            order.append(set(targets))
+            super().sync(order[-1])  # type: ignore[arg-type]
+
+    with Journal.open(tmp_path / "journal") as journal, Watched(tmp_path) as places:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(journal, "done", lambda *ranges: order.append(ranges))
+            flusher = Flusher(places, journal, order.append)
+            flusher.start()
+            places.write(route, 0, b"abcdef")
+            flusher.wrote(delivery, 0, 6)
+            flusher.finish()
+        assert order == [{"a", "b"}, (("x", 0, 6),)]
+        failed: list[BaseException] = []
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(places, "sync", lambda targets: (_ for _ in ()).throw(DiskFull("full")))
+            flusher = Flusher(places, journal, failed.append)
+            flusher.start()
+            flusher.wrote(delivery, 0, 6)
+            flusher.finish()
+        assert [type(error) for error in failed] == [DiskFull]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("swiftlet_repack.journal.boot_id", lambda: "the next day")
+        with Journal.open(tmp_path / "journal") as journal:
+            assert journal.missing("x", 8) == [(0, 8)]
 
 
 @st.composite
