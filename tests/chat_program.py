@@ -15,10 +15,10 @@ from pathlib import Path
 from rich.console import Console
 from talkers import Scripted, chat_template, tokenizer
 
-from swiftlet_mlx.cli.app import run
 from swiftlet_mlx.cli.chat import _ended_by_signals
 from swiftlet_mlx.cli.lines import Lines, history_file
 from swiftlet_mlx.cli.repl import Repl
+from swiftlet_mlx.cli.run import run
 from swiftlet_mlx.completion import Ask, Completions
 from swiftlet_mlx.engine import Engine
 from swiftlet_mlx.session import Session

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import accumulate
-from typing import Any
+from typing import Any, cast
 
 import mlx.core as mx
 import pytest
@@ -29,7 +29,7 @@ def far_device() -> Iterator[list[list[int]]]:
         def move(inputs: list[mx.array], template: Any, output_shapes: Any, output_dtypes: Any, **_: Any) -> Any:
             staging, numbers, *sections = inputs
             mx.synchronize()
-            count, *listed = numbers.tolist()
+            count, *listed = cast("list[int]", numbers.tolist())
             assert 2 * count == len(listed)
             slots, rows = listed[:count], listed[count:]
             row_bytes = dict(template)["ROW"] * unit

@@ -160,7 +160,7 @@ class Args:
         self.max_position_embeddings = context
 
 
-class Scripted(nn.Module):
+class Scripted(nn.Module):  # type: ignore[misc] # mlx.nn has no types
     """Says given ids, one reply after another (the last one again and again), whatever the prompt; then its end token.
 
     Has one key-value and one recurrent cache, as a hybrid model. A reply begins when it is fed a token that it has
@@ -222,7 +222,7 @@ def fresh_logits(model: nn.Module, ids: Sequence[int]) -> list[float]:
     from mlx_lm.models.cache import make_prompt_cache
 
     out = model(mx.array([list(ids)]), cache=make_prompt_cache(model))[0, -1].astype(mx.float32)
-    values: list[float] = out.tolist()  # type: ignore[assignment]
+    values: list[float] = out.tolist()
     assert all(math.isfinite(v) for v in values)
     return values
 

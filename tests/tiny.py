@@ -10,6 +10,7 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten, tree_unflatten
 from mlx_lm.utils import _get_classes, quantize_model, save_config, save_model
+from swiftlet_bench import bytetokenizer
 
 DELTA = {
     "linear_num_value_heads": 4, "linear_num_key_heads": 2, "linear_key_head_dim": 32, "linear_value_head_dim": 32,
@@ -116,24 +117,11 @@ def make_checkpoint(
 
 
 def add_tokenizer(folder: Path) -> None:
-    """A tokenizer of 96 printable ASCII characters and Qwen's special tokens, with a small chat template."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
+    """A tokenizer of the 95 printable characters of ASCII and Qwen's special tokens, with a small chat template."""
+    from tokenizers import pre_tokenizers
 
-    specials = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<think>", "</think>"]
     alphabet = [pre_tokenizers.ByteLevel(add_prefix_space=False).pre_tokenize_str(chr(c))[0][0] for c in range(32, 127)]
-    vocabulary = {token: n for n, token in enumerate([*specials, *dict.fromkeys(alphabet)])}
-    inner = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
-    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    inner.decoder = decoders.ByteLevel()
-    inner.add_special_tokens(specials)
-    fast = PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="<|im_end|>", pad_token="<|endoftext|>")
-    fast.chat_template = (
-        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
-        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-    ).replace("\n", " ")
-    fast.save_pretrained(folder)
-    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [2, 0]}))
+    bytetokenizer.write(folder, alphabet, newline=" ")
 
 
 def random_model(config: dict[str, Any], dtype: mx.Dtype = mx.float32, seed: int = 0) -> nn.Module:
