@@ -56,6 +56,7 @@ class Checkpoint:
 
     @property
     def expert_bytes(self) -> int:
+        """Bytes of all routed experts."""
         return sum(t.expert_count * t.payload_bytes for t in self.tables.values())
 
 
@@ -94,6 +95,9 @@ def checkpoint_from_headers(
         headers: File name to checked header, for each shard.
         promised: The index's map of tensor name to file name, or None without an index.
         warnings: Remarks to carry along.
+
+    Raises:
+        CheckpointError, RawCheckpoint, StreamingUnsupported, ConfigError: as `open_checkpoint`.
     """
     notes = list(warnings)
     tensors = _merge(folder, headers, promised, notes)
@@ -179,6 +183,9 @@ def refuse_raw(folder: Path, tensors: Mapping[str, Located], config: Mapping[str
 
     The signs are per-expert tensors, fused `gate_up_proj` experts, an unconverted convolution (`[C, 1, K]`) and
     foreign quantizations. The presence of `mtp.*` tensors says nothing: converted checkpoints may carry them.
+
+    Raises:
+        RawCheckpoint: with the sign that was found and the command that converts.
     """
     names = [n for n in tensors if not is_mtp(n) and not is_vision(n)]
     fp8 = [n for n in names if n.endswith(("weight_scale_inv", "weight_scale")) or
@@ -205,7 +212,7 @@ def refuse_raw(folder: Path, tensors: Mapping[str, Located], config: Mapping[str
 
 
 def quantized_width(weight: TensorInfo, scales: TensorInfo, group_size: int) -> int:
-    """Bits an element, from shapes: `weight` packs 32-bit words, `scales` has one column a group."""
+    """Bits an element, from shapes: `weight` packs 32-bit words, `scales` has one column for `group_size` elements."""
     return weight.shape[-1] * 32 // (scales.shape[-1] * group_size)
 
 

@@ -90,10 +90,12 @@ class LayerTable:
 
     @property
     def file_bytes(self) -> int:
+        """Bytes of the layer's file."""
         return self.expert_count * self.stride
 
     @property
     def file_name(self) -> str:
+        """Of the layer's file, relative to the container."""
         return layer_file(self.layer)
 
 
@@ -158,7 +160,13 @@ def v1_width(table: LayerTable) -> tuple[int, int] | None:
 
 
 def layout_json(layers: Mapping[int, LayerTable], layer_count: int, linear_layers: tuple[bool, ...]) -> bytes:
-    """The text of layout.json, in the lowest version that can say it."""
+    """The text of layout.json, in the lowest version that can say it.
+
+    Args:
+        layers: The table of each layer that has experts.
+        layer_count: Layers of the model, with experts or without.
+        linear_layers: For each of them, whether it is a DeltaNet.
+    """
     if version_for(layers, layer_count) == 1:
         body: dict[str, Any] = _table_json(layers[0])
     else:
@@ -170,7 +178,11 @@ def layout_json(layers: Mapping[int, LayerTable], layer_count: int, linear_layer
 
 
 def parse_layout(layout: Mapping[str, Any], where: str) -> tuple[dict[int, LayerTable], int, tuple[bool, ...]]:
-    """Tables, layer count and linear-layer flags of a layout.json of either version."""
+    """Tables, layer count and linear-layer flags of a layout.json of either version.
+
+    Raises:
+        ContainerError: the subclass says in which way it lies; `where` begins the message.
+    """
     layer_count = bounded(layout.get("layerCount"), 1, MAX_LAYERS, f"{where}: layerCount")
     linear = layout.get("linearLayers", [])
     if not isinstance(linear, list) or len(linear) not in (0, layer_count):
@@ -192,7 +204,7 @@ def parse_layout(layout: Mapping[str, Any], where: str) -> tuple[dict[int, Layer
 
 
 def bounded(value: Any, low: int, high: int, what: str) -> int:
-    """A number from a container's JSON, if it is one and within its bounds.
+    """A number from a container's JSON, if it is one and within its bounds, ends included.
 
     Raises:
         ContainerError: it is not; `what` names it.

@@ -114,10 +114,13 @@ def load_streamed(
     trust_remote_code: bool = False,
     warn: Callable[[str], None] | None = None,
 ) -> tuple[nn.Module, dict[str, Any]]:
-    """The model alone, without a tokenizer. See `load`.
+    """The model alone, without a tokenizer, from a folder that is there. The arguments are those of `load`.
 
     Returns:
         `(model, config)`.
+
+    Raises:
+        SwiftletError: as `load`.
     """
     builder = _Builder(folder, cache_gb, context_tokens, io, threads, warn)
     config = read_config(folder)
@@ -144,6 +147,12 @@ def load_text(
     folder: Path, config: dict[str, Any], tokenizer_config: dict[str, Any] | None = None, trust: bool = False
 ) -> TokenizerWrapper:
     """The tokenizer, with every end-of-turn id that config, generation config or tokenizer name.
+
+    Args:
+        folder: A model folder.
+        config: Its parsed config.json.
+        tokenizer_config: Settings for the tokenizer.
+        trust: Run Python files of the folder.
 
     Raises:
         ModelNotFound: if the folder has no tokenizer.
@@ -322,7 +331,13 @@ def _classes_in(folder: Path, config: dict[str, Any]) -> tuple[type[nn.Module], 
 
 
 def explained(folder: Path, config: dict[str, Any], error: Exception) -> ConfigError | StreamingUnsupported:
-    """mlx-lm's complaint, with where to look. Missing output weights get both places of the tie flag."""
+    """mlx-lm's complaint, with where to look. Missing output weights get both places of the tie flag.
+
+    Args:
+        folder: The model that could not be built.
+        config: Its parsed config.json.
+        error: One of `CONFIG_FAULTS`.
+    """
     text = str(error)
     if "not supported" in text:
         return StreamingUnsupported(

@@ -42,7 +42,6 @@ class Container:
 
     path: Path
     version: int
-    model_name: str
     source: str
     quant_bits: int | None
     quant_group_size: int | None
@@ -85,7 +84,6 @@ def open_container(path: Path) -> Container:
     container = Container(
         path=path,
         version=version,
-        model_name=str(manifest.get("modelName", "")),
         source=str(manifest.get("sourceCheckpoint", "")),
         quant_bits=_optional_int(manifest.get("quantBits")),
         quant_group_size=_optional_int(manifest.get("quantGroupSize")),

@@ -83,6 +83,11 @@ def answer(
 ) -> dict[str, Any]:
     """Run a command and parse the JSON object in the last line of its output.
 
+    Args:
+        command: Program and arguments.
+        timeout: Seconds it may take.
+        environment: Variables added to this process's.
+
     Raises:
         ChildFailed: it fails, takes too long, or says something else.
     """

@@ -118,7 +118,14 @@ def asked(session: Session, text: str) -> Values:
 
 
 def beside_bare(session: Session, rounds: int, question_words: int, seed: int) -> dict[str, dict[str, Spread]]:
-    """A next question and a bare prompt, in turn."""
+    """A next question and a bare prompt, in turn.
+
+    Args:
+        session: The conversation as the question finds it.
+        rounds: Of both.
+        question_words: Length of the questions.
+        seed: Of the first; each has another.
+    """
     completions, engine, ask = session.completions, session.engine, session.ask
     seeds = iter(range(seed, seed + 2 * rounds + 8))
     with tempfile.TemporaryDirectory() as folder:

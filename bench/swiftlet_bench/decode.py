@@ -82,8 +82,14 @@ def ratio(a: Sequence[float], b: Sequence[float]) -> float:
 
 
 def reads_alone(pools: Pools, misses: Sequence[int], seed: int = 0) -> float:
-    """Seconds to read so many experts of each layer, layer after layer, with the threads and into the slots that a
-    step uses, computing nothing. The pools are empty afterwards."""
+    """Seconds to read experts, layer after layer, with the threads and into the slots that a step uses, computing
+    nothing.
+
+    Args:
+        pools: Of the model; they are empty afterwards.
+        misses: How many experts of each layer.
+        seed: Of which.
+    """
     rng = random.Random(seed)
     empty(pools)
     seconds = 0.0
@@ -119,7 +125,20 @@ def stock(folder: Path, model: Any) -> Iterator[Any]:
 def measure(
     folder: Path, shares: Sequence[float], n_tokens: int, rounds: int, threads: int, with_stock: bool, seed: int = 0
 ) -> list[dict[str, Any]]:
-    """Every share of the experts resident, in turn, `rounds` times."""
+    """Decode with every share of the experts resident, in turn.
+
+    Args:
+        folder: A container.
+        shares: Of all experts, each a case.
+        n_tokens: Measured in a round, after the first `WARM_UP`.
+        rounds: Of all cases.
+        threads: That read experts.
+        with_stock: Also stock mlx-lm, on the weights of share 1.
+        seed: Of the tokens.
+
+    Returns:
+        A row a case.
+    """
     config = read_config(folder)
     vocab = int(text_config(config)["vocab_size"])
     tokens = random.Random(seed).choices(range(vocab), k=n_tokens + WARM_UP)

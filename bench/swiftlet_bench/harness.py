@@ -171,7 +171,11 @@ def in_turn(
 
 
 def collect(runs: Sequence[Values]) -> dict[str, Spread]:
-    """Values of several runs of one case, quantity by quantity."""
+    """Values of several runs of one case, quantity by quantity.
+
+    Raises:
+        ValueError: the runs do not measure the same quantities.
+    """
     names = set(runs[0])
     if any(set(run) != names for run in runs):
         raise ValueError("the runs of a case do not measure the same quantities")

@@ -54,6 +54,11 @@ class Run:
 def run(program: str, output: Path, endpoint: str) -> Run:
     """Run a client to its end; what it wrote is deleted.
 
+    Args:
+        program: Python source.
+        output: Where it writes, its one argument.
+        endpoint: Address of the hub.
+
     Raises:
         RuntimeError: if it failed.
     """

@@ -32,6 +32,7 @@ class Choice:
 
     @property
     def io(self) -> IO:
+        """The way to read."""
         return "direct" if self.direct_times.low > 1 and self.direct_times.median >= WORTH else "cached"
 
 

@@ -226,8 +226,19 @@ def skewed(
     topic_steps: int = 400,
     seed: int = 0,
 ) -> list[Route]:
-    """Made-up routes: popularity falls as rank^-skew, some experts of the last step are used again, and every so
-    often the conversation turns to other experts (half of the ranks are dealt anew)."""
+    """Made-up routes: some experts are liked more than others, some of the last step are used again, and every so often
+    the conversation turns to other experts.
+
+    Args:
+        layers: Each with routes of its own.
+        experts: A layer.
+        top_k: Experts a step uses.
+        steps: Tokens.
+        skew: Popularity falls as rank to the power of minus this.
+        again: Chance that an expert of the last step is used again.
+        topic_steps: Steps until half of the ranks are dealt anew.
+        seed: Of all draws.
+    """
     rng = random.Random(seed)
     weights = [(n + 1) ** -skew for n in range(experts)]
     orders = [rng.sample(range(experts), experts) for _ in range(layers)]

@@ -43,6 +43,7 @@ class Shape:
 
     @property
     def all_experts_bytes(self) -> int:
+        """Bytes of all routed experts."""
         return self.layers * self.experts * self.expert_bytes
 
     @property

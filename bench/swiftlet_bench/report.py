@@ -63,6 +63,7 @@ class Row:
 
 
 def today() -> str:
+    """The date of a result."""
     return datetime.now(UTC).strftime("%Y-%m-%d")
 
 
@@ -174,6 +175,11 @@ def results_table(folder: Path) -> str:
 
 def put_between_markers(text: str, table: str, name: str = "results") -> str:
     """A document with the table in its place.
+
+    Args:
+        text: The document.
+        table: Lines of Markdown.
+        name: Of the markers.
 
     Raises:
         ResultsError: the document does not have both markers of that name once, in order.

@@ -73,6 +73,7 @@ class Client:
         return json.loads(self._process.stdout.readline())
 
     def close(self) -> None:
+        """Let the process end."""
         self._process.communicate()
 
 
@@ -86,7 +87,16 @@ def _be_client(port: int) -> None:
 def ask_server(
     port: int, body: Mapping[str, Any], first: Callable[[float], None] | None = None
 ) -> tuple[dict[str, Any], float]:
-    """Stream a reply; its statistics and when its last byte came. `first` is told when the first one did."""
+    """Stream a reply.
+
+    Args:
+        port: Of the server.
+        body: What the request says beside the messages.
+        first: Is told when the first byte came.
+
+    Returns:
+        The reply's statistics, and when its last byte came.
+    """
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=600)
     payload = {"messages": MESSAGES, "stream": True, "stream_options": {"include_statistics": True}, **body}
     connection.request("POST", "/v1/chat/completions", json.dumps(payload))
@@ -114,6 +124,7 @@ def ask_engine(completions: Completions, ask: Ask) -> Statistics:
 
 
 def main() -> None:
+    """Measure, and print one JSON object."""
     parser = argparse.ArgumentParser(description="Serving against the bare engine.")
     parser.add_argument("model", nargs="?", default="demo")
     parser.add_argument("--tokens", type=int, default=200)

@@ -36,6 +36,7 @@ class Tried:
 
     @property
     def worth_it(self) -> bool:
+        """Whether it may be recommended."""
         return self.same_output and self.times.low > 1 and self.times.median >= WORTH
 
 
@@ -48,7 +49,15 @@ def measure(
     rounds: int = 3,
     progress: Callable[[int, int, str], None] = lambda done, total, what: None,
 ) -> list[Tried]:
-    """Measure decoding under each environment; the first is what the others are compared with.
+    """Measure decoding under each environment.
+
+    Args:
+        folder: A container or checkpoint folder.
+        variants: Name to environment; the first is what the others are compared with.
+        cache_gb: Slot pool in GB.
+        max_tokens: To generate.
+        rounds: That count.
+        progress: Called with runs done, runs in all, and the variant.
 
     Raises:
         ChildFailed: a run failed.
