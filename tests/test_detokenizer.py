@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from mlx_lm.tokenizer_utils import TokenizerWrapper
 from talkers import SPECIAL, tokenizer
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers
 from transformers import PreTrainedTokenizerFast
@@ -124,6 +125,12 @@ def test_token_bytes_are_exact_where_the_text_is_half_a_character() -> None:
 def test_end_ids_are_those_of_the_files_and_of_the_tokenizer() -> None:
     named = {TOKENIZER.convert_tokens_to_ids(n) for n in SPECIAL}
     assert end_ids(TOKENIZER, {7, 8}) == named | {7, 8}
+
+
+def test_every_end_token_of_mlx_lm_s_wrapper_counts() -> None:
+    inner = tokenizer()._tokenizer
+    wrapped = TokenizerWrapper(inner, eos_token_ids=[5, 7])
+    assert {5, 7, inner.eos_token_id} <= end_ids(wrapped)
 
 
 def test_an_end_token_nobody_lists_is_still_an_end() -> None:

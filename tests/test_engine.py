@@ -300,6 +300,35 @@ def test_a_prefill_of_its_own_may_be_broken_off_and_leaves_even_caches(start: Ca
     assert calls == [(59, 0), (59, 1), (59, 0), (59, 1)]
 
 
+@pytest.mark.parametrize("kind", ["qwen3_next", "qwen3_moe"])
+def test_a_later_turn_broken_off_between_two_layers_is_read_anew_from_where_it_began(
+    start: Callable[..., Engine], kind: str
+) -> None:
+    """A pass that goes layer by layer leaves some layers ahead of the others."""
+    model = random_model(kind)
+    breaking = [False]
+
+    def uneven(model: Any, tokens: mx.array, cache: list[Any], *, progress: Callable[[int, int], None]) -> None:
+        kept = [type(c).from_state(c.state) for c in cache] if breaking[0] and not cache[0].empty() else []
+        model(tokens[None], cache=cache)
+        mx.eval([c.state for c in cache])
+        if kept:
+            cache[-1] = kept[-1]  # the last layer has not seen them yet
+            stream.cancel()
+        progress(tokens.size, tokens.size)
+
+    engine = start(model, prefill=uneven, idle_seconds=None)
+    first = list(engine.submit(request()))
+    longer = (*PROMPT, *ids_of(first), *range(40, 60))
+    breaking[0] = True
+    stream = engine.submit(request(longer))
+    assert reason(list(stream)) == "cancelled"
+    breaking[0] = False
+    again = list(engine.submit(request(longer)))
+    assert stats(again).cached_tokens >= len(PROMPT) - 1
+    assert ids_of(again) == stock(model, longer, 8)
+
+
 # ---- errors -------------------------------------------------------------------------------------------------------
 
 
@@ -344,6 +373,27 @@ def test_the_cache_of_a_failed_request_is_thrown_away(start: Callable[..., Engin
     events = list(engine.submit(request()))
     assert stats(events).cached_tokens == 0
     assert ids_of(events) == stock(model, PROMPT, 8)
+
+
+def test_a_failed_later_turn_leaves_nothing_uneven_behind(start: Callable[..., Engine]) -> None:
+    model = random_model()
+    layer = model.layers[2]
+    broken = [False]
+
+    class Breaks(type(layer)):  # type: ignore[misc]
+        def __call__(self, *args: Any, **kwargs: Any) -> Any:
+            if broken[0]:
+                raise OSError("a read failed in layer 2")
+            return super().__call__(*args, **kwargs)
+
+    layer.__class__ = Breaks
+    engine = start(model, idle_seconds=None)
+    longer = (*PROMPT, *ids_of(list(engine.submit(request()))), *range(40, 60))
+    broken[0] = True
+    with pytest.raises(GenerationFailed, match="layer 2"):
+        list(engine.submit(request(longer)))
+    broken[0] = False
+    assert ids_of(list(engine.submit(request(longer)))) == stock(model, longer, 8)
 
 
 def test_a_consumer_that_fails_ends_its_request_only(start: Callable[..., Engine]) -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 from loopback_hub import Fault, LoopbackHub
+from swiftlet_repack.answers import check_linked
 from swiftlet_repack.fetch import Fetcher
 from swiftlet_repack.hub import Hub
 from swiftlet_repack.mirror import Mirror
@@ -494,3 +495,13 @@ def test_waits_double_up_to_a_limit_each_shortened_at_random() -> None:
     for n, column in enumerate(zip(*waits, strict=True)):
         longest = min(2.0**n, 16.0)
         assert longest / 2 <= min(column) < longest * 0.75 < max(column) <= longest
+
+
+@pytest.mark.parametrize(("size", "error"), [("699", SourceBroken), ("134", SourceBroken), ("701", SourceChanged)])
+def test_a_size_on_the_redirect_that_is_not_the_announced_one_stops_before_a_byte_comes(
+    size: str, error: type[SwiftletError]
+) -> None:
+    file = RemoteFile("model.safetensors", "http://x", 700, sha256="0" * 64)
+    check_linked(file, {"X-Linked-Size": "700", "X-Linked-Etag": f'"{"0" * 64}"'})
+    with pytest.raises(error, match=rf"model.safetensors.*\b{size} "):
+        check_linked(file, {"X-Linked-Size": size, "X-Linked-Etag": f'"{"0" * 64}"'})

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import hashlib
 import itertools
 import json
 import multiprocessing
 import os
 import random
 import signal
+import threading
 import time
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from swiftlet_repack.delivery import Delivery
+from swiftlet_repack.delivery import Delivery, Repair
+from swiftlet_repack.early import EarlyHashes
 from swiftlet_repack.extents import Extents
 from swiftlet_repack.flush import Flusher
 from swiftlet_repack.journal import Journal
@@ -278,6 +282,22 @@ def test_bytes_are_recorded_as_done_only_after_their_files_were_flushed(tmp_path
         patch.setattr("swiftlet_repack.journal.boot_id", lambda: "the next day")
         with Journal.open(tmp_path / "journal") as journal:
             assert journal.missing("x", 8) == [(0, 8)]
+
+
+def test_what_is_mended_after_it_was_hashed_is_hashed_again(tmp_path: Path) -> None:
+    delivery = Delivery(RemoteFile("x", "http://x", 8), Route(8, [Segment(0, 4, "a"), Segment(4, 4, "b")]))
+    for name in "ab":
+        (tmp_path / name).write_bytes(b"oops")
+    with Journal.open(tmp_path / "journal") as journal, ThreadPoolExecutor(1) as pool:
+        hashes = EarlyHashes([delivery], {"a": 4, "b": 4}, tmp_path, journal, pool, threading.Event())
+        hashes.look()
+        assert hashes._hashes == {}  # nothing is in place yet
+        journal.wrote("x", 0, 8)
+        hashes.look()
+        wait(hashes._hashes.values())
+        (tmp_path / "b").write_bytes(b"good")
+        found = hashes.result([Repair("x", 5, 7)], lambda moment: None)
+    assert found == {"a": hashlib.sha256(b"oops").hexdigest(), "b": hashlib.sha256(b"good").hexdigest()}
 
 
 @st.composite
