@@ -5,10 +5,11 @@
 Whatever a streamed layer returned last is evaluated together with the next router choice (`read_back`, `choice`),
 before any slot changes hands. In the other direction: what reads a slot is not evaluated before the slot is filled.
 While a model builds the graph of a step and evaluates nothing (`building`), a layer's reads may therefore go on behind
-its back until the next read-back. What a later layer is guessed to need is read while the device computes and waited
-for like anything else: a wrong guess costs a read and nothing more. Only the thread that owns the model may call
-anything here but `ask_for` and `limit`; read threads touch bytes alone. Residency belongs to one model instance: two
-models in one process share nothing.
+its back until the next read-back, or its graph may be built before the device has come to its choice (`choose_later`):
+slot numbers are then written, like experts, into memory that a graph was built on. What a later layer is guessed to
+need is read while the device computes and waited for like anything else: a wrong guess costs a read and nothing more.
+Only the thread that owns the model may call anything here but `ask_for` and `limit`; read threads touch bytes alone.
+Residency belongs to one model instance: two models in one process share nothing.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from concurrent.futures import wait as wait_for
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain, cycle
@@ -26,6 +26,7 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
+from .bulk import Prefetch, fill
 from .choice import Asked, Guess
 from .cuda import Staging
 from .device import backend
@@ -33,7 +34,7 @@ from .machine import return_freed_memory
 from .memory import Plan, minimum_bytes, split
 from .read_threads import ReadThreads
 from .reader import ExpertSource
-from .reads import Reads, Run, neighbours
+from .reads import Reads
 from .slots import EMPTY, SlotPool
 from .stats import Stats
 
@@ -44,8 +45,6 @@ T = TypeVar("T")
 HOLD_BYTES = 1 << 20
 LONG_SECONDS = 0.5e-3  # of waiting in a layer: splitting off less costs more than it hides
 WAITS = 16  # that make up the typical one
-FILL_BYTES = 64 << 20  # one read of neighbouring experts when a layer is loaded whole
-PREFETCH_BYTES = 8 << 20  # the same in the background: a prompt that arrives waits for one of them
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +109,7 @@ class Pools:
         self._wanted = self._size = self.nbytes  # asked for, and what the pools were last set to
         self._limit: int | None = None
         self._changed = False
-        self._prefetching: list[Run] = []
+        self._prefetch = Prefetch(source, threads, self.stats)
 
     @property
     def nbytes(self) -> int:
@@ -163,8 +162,8 @@ class Pools:
         self.wait()  # for a layer before that did not choose later
         if pool in self._readers:  # of the step before: evaluated long since, but for a model of one layer
             mx.eval(*self._readers.pop(pool))
-        if self._prefetching:
-            self._end_prefetch()
+        if self._prefetch.under_way:
+            self._prefetch.end()
         asked = self._ask(indices, guess)
         mx.async_eval(*asked.lazy)  # type: ignore[no-untyped-call]
         self._begin_guessed(pool)
@@ -227,8 +226,8 @@ class Pools:
     def _evaluate(self, *arrays: mx.array, chooser: SlotPool | None = None) -> None:
         self.resolve()
         self.wait()
-        if self._prefetching:
-            self._end_prefetch()
+        if self._prefetch.under_way:
+            self._prefetch.end()
         self._begin_guessed(chooser)
         mx.eval(*arrays, *chain.from_iterable(self._readers.values()))
         self._readers.clear()
@@ -387,8 +386,8 @@ class Pools:
             self._settle()
         except Exception:  # nobody waits for these experts any more
             pass
-        if self._prefetching:
-            self._end_prefetch()
+        if self._prefetch.under_way:
+            self._prefetch.end()
         if self._staging is not None:
             mx.synchronize()  # moves out of staging rows that nobody remembers
         for pool in self.layers.values():
@@ -404,27 +403,13 @@ class Pools:
             wanted: layer to experts, most wanted first.
         """
         self._recover()  # what is on its way on a wrong guess must not be given a second slot
-        if self._prefetching:
-            self._end_prefetch()
-        self.in_doubt = True
-        for layer, pool in self.layers.items():
-            experts = [e for e in wanted.get(layer, ()) if pool.slots[e] == EMPTY]
-            if pool.direct and self._staging is None:  # staging is for one layer at a time
-                for run in neighbours(pool.claim(sorted(experts[: pool.n_free])), PREFETCH_BYTES // pool.table.stride):
-                    self._prefetching.append(Run(pool, run))
-        self.in_doubt = False
-        for read in self._prefetching:
-            self._threads.post_idle(read.read, self.source)
-
-    def _end_prefetch(self) -> None:
-        self._threads.drop_idle()
-        self._threads.drain()
-        for run in self._prefetching:
-            self.stats.reads += run.read_bytes > 0
-            self.stats.read_bytes += run.read_bytes
-            for expert, slot in run.claims:
-                run.pool.settle(expert, slot, ok=run.read_bytes > 0)
-        self._prefetching.clear()
+        if self._prefetch.under_way:
+            self._prefetch.end()
+        if self.direct and self._staging is None:  # staging is for one layer at a time
+            self.in_doubt = True
+            self._prefetch.claim(self.layers.values(), wanted)
+            self.in_doubt = False
+            self._prefetch.start()
 
     # ---- more or less memory
 
@@ -467,8 +452,8 @@ class Pools:
         """
         self._size = budget
         self._recover()
-        if self._prefetching:
-            self._end_prefetch()
+        if self._prefetch.under_way:
+            self._prefetch.end()
         mx.eval(
             *chain.from_iterable(self._readers.values())
         )  # graphs that still read the old arrays would keep them alive
@@ -490,27 +475,9 @@ class Pools:
         """Load every layer whose pool holds all its experts, so that it never needs a read-back."""
         whole = [p for p in self.layers.values() if p.n_slots == p.table.expert_count and p.direct]
         for pools in [whole] if self._staging is None else [[pool] for pool in whole]:
-            self._fill(pools)
+            fill(pools, self.source, self._threads, self.stats)
             if self._staging is not None:
                 mx.synchronize()  # the next layer is read into the same rows
-
-    def _fill(self, pools: Sequence[SlotPool]) -> None:
-        runs = []
-        for pool in pools:
-            claims = pool.claim(range(pool.table.expert_count))
-            runs += [Run(pool, run) for run in neighbours(claims, FILL_BYTES // pool.table.stride)]
-        futures = [self.submit(run.read, self.source) for run in runs]
-        wait_for(futures)
-        for run in runs:
-            self.stats.reads += run.read_bytes > 0
-            self.stats.read_bytes += run.read_bytes
-            if run.read_bytes:
-                run.pool.filled([slot for _, slot in run.claims])
-            for expert, slot in run.claims:
-                run.pool.settle(expert, slot, ok=run.read_bytes > 0)
-        for run in runs:
-            if run.error is not None:
-                raise run.error
 
     def submit(self, work: Callable[..., T], *args: Any) -> Future[T]:
         """Run `work` on a read thread; it may touch bytes, no arrays."""
