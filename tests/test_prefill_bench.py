@@ -8,7 +8,8 @@ from pathlib import Path
 import mlx.core as mx
 import pytest
 from swiftlet_bench import prefill as bench
-from swiftlet_bench.synthetic import QWEN35_35B, make_container
+from swiftlet_bench.shapes import QWEN35_35B
+from swiftlet_bench.synthetic import make_container
 
 SMALL = {
     "hidden_size": 64,

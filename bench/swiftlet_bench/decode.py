@@ -33,6 +33,7 @@ from swiftlet_mlx.qpack import CONFIG, DENSE
 from swiftlet_mlx.reads import Reads
 from swiftlet_mlx.stats import Stats
 
+from .harness import Spread, ratio
 from .lines import say, setting
 from .prefill import empty
 
@@ -74,11 +75,6 @@ def in_turn(models: dict[Any, Any], tokens: Sequence[int], rounds: int) -> dict[
                 if n >= WARM_UP:
                     out[case].append(done)
     return out
-
-
-def ratio(a: Sequence[float], b: Sequence[float]) -> float:
-    """Median of the ratios of steps that were done side by side."""
-    return median(x / y for x, y in zip(a, b, strict=True))
 
 
 def reads_alone(pools: Pools, misses: Sequence[int], seed: int = 0) -> float:
@@ -163,7 +159,8 @@ def _row(case: Any, steps: Sequence[Step], model: Any, resident: Sequence[Step] 
         "p10_seconds": seconds[len(steps) // 10], "p90_seconds": seconds[len(steps) * 9 // 10],
     }  # fmt: skip
     if resident is not None:
-        row["over_resident"] = ratio([s.seconds for s in steps], [s.seconds for s in resident])
+        mine, theirs = (Spread(tuple(s.seconds for s in some)) for some in (steps, resident))
+        row["over_resident"] = ratio(mine, theirs).median
     if model is None:
         return row
     pools, layers = model.pools, len(model.pools.layers)

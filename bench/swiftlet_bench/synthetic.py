@@ -27,7 +27,6 @@ from swiftlet_mlx.qpack import CONFIG, DENSE, LAYOUT, MAGIC, MANIFEST
 from swiftlet_mlx.safetensors import build_header
 
 from .bytetokenizer import add_tokenizer
-from .shapes import QWEN35_35B as QWEN35_35B  # the preset that tests and measurements name most often
 from .tensors import Blocks, Model, Tensor
 
 SPACE_LEFT = 2 * 10**9  # bytes that stay free on the disk

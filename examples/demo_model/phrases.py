@@ -201,7 +201,6 @@ HELD_ASK: dict[str, list[str]] = {
     ],
 }
 
-OPENERS = ["", "", "", "", "", "", "Please: ", "Hi, ", "Hello. ", "Hey, ", "Ok, ", "So, ", "Quick question: ", "Hm, ", "Now, ", "Well, "]
 CLOSERS = ["", "", "", "", "", "", "", " Thanks.", " Please.", " Thank you!", " I am curious.", " Just wondering."]
 
 SAME_ATTRIBUTE = [
