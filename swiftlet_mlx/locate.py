@@ -15,6 +15,7 @@ from .errors import ModelNotFound
 from .library import SUFFIX, Found, cached, installed, matching, models_folder
 
 DEMO = "demo"
+PARTS = ("config.json", "manifest.json", "packed_experts")  # a folder with none of them is no model, nor a broken one
 
 
 def find_model(name: str | Path, revision: str | None = None) -> Path:
@@ -30,6 +31,10 @@ def find_model(name: str | Path, revision: str | None = None) -> Path:
     """
     path = Path(name).expanduser()
     if path.is_dir():
+        if not any((path / name).exists() for name in PARTS):
+            raise ModelNotFound(
+                f"{path.resolve()} is no model: it has no config.json. `swiftlet-mlx list` shows what is here"
+            )
         return path
     if str(name) == DEMO:
         demo = demo_folder()
@@ -58,11 +63,12 @@ def _by_name(name: str, revision: str | None) -> Path:
         raise ModelNotFound(f"{name} is at {found[0].path} but cannot be used: {_mend(found[0])}")
     near = _near(name)
     hint = f" Did you mean {near}?" if near else ""
+    if name.startswith(("/", "~", "./", "../")):
+        raise ModelNotFound(f"there is no folder {name}.{hint} `swiftlet-mlx list` shows what is here")
     repo = name if name.count("/") == 1 else "ORG/NAME"
-    output = repo.split("/")[1] + SUFFIX
     raise ModelNotFound(
         f"no model {name!r} on this machine.{hint} `swiftlet-mlx list` shows what is here; to install one: "
-        f"`swiftlet-mlx repack --from-hf {repo} --output {output}`"
+        f"`swiftlet-mlx repack --from-hf {repo}`"
     )
 
 

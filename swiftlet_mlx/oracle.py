@@ -75,12 +75,14 @@ def compare(
         warn: Called with remarks about the files.
 
     Raises:
-        OptionError: for an empty prompt, or a source that is a container.
+        OptionError: for an empty prompt, a token id the model does not have, or a source that is a container.
         SwiftletError: a model cannot be loaded.
     """
     if not ids or n_tokens < 1:
         raise OptionError("the oracle needs at least one prompt token and one token to generate")
     check_source(source)
+    config = read_config(source)
+    _check_ids(ids, {**config, **(config.get("text_config") or {})}.get("vocab_size"))
     streamed, _ = load_streamed(model, cache_gb=cache_gb, warn=warn)
     text = _greedy(streamed, list(ids), n_tokens)
     found = _trace(streamed, text, "streamed", progress)
@@ -88,7 +90,6 @@ def compare(
     del streamed
     mx.clear_cache()
 
-    config = read_config(source)
     try:
         stock, _ = load_model(source, lazy=True, model_config=for_mlx_lm(config))
     except CONFIG_FAULTS as error:
@@ -123,6 +124,13 @@ def check_source(source: Path) -> None:
             "download of `hf download ORG/NAME`"
         )
     open_checkpoint(source)
+
+
+def _check_ids(ids: Sequence[int], n_vocab: Any) -> None:
+    """Ids are looked up without a check: one that is too large reads beyond the embedding, and may end the process."""
+    bad = next((i for i in ids if i < 0 or (isinstance(n_vocab, int) and i >= n_vocab)), None)
+    if bad is not None:
+        raise OptionError(f"the prompt has token id {bad}; this model's are 0 to {n_vocab - 1}")
 
 
 def _greedy(model: nn.Module, text: list[int], n_tokens: int) -> list[int]:

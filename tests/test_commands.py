@@ -9,12 +9,14 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Annotated, get_args, get_origin, get_type_hints
 
 import pytest
 from tiny import make_checkpoint
 from typer.main import get_command
 
 from swiftlet_mlx.cli import run as cli
+from swiftlet_mlx.cli.app import COMMANDS as listed
 from swiftlet_mlx.cli.app import app
 
 ROOT = Path(__file__).parent.parent
@@ -101,8 +103,32 @@ def test_verbose_says_how_memory_is_divided(place: Path, capfd: pytest.CaptureFi
 @pytest.mark.parametrize("name", COMMANDS)
 def test_help_ends_with_an_example_of_that_command(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run(app, [name, "--help"]) == 0
-    last = " ".join(capsys.readouterr().out.strip().split("\n\n")[-1].split())
-    assert last.startswith(f"Example: swiftlet-mlx {name}"), last
+    shown = capsys.readouterr().out
+    last = shown.strip().splitlines()[-1]
+    assert last.strip().startswith(f"Example: swiftlet-mlx {name}"), "in one line, to be copied"
+    assert not re.search(r"^ +-.*<[a-z ]+>", shown, re.MULTILINE), "values are named for what they are, not for types"
+
+
+def test_no_command_s_summary_is_cut_short(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(app, ["--help"]) == 0
+    assert "..." not in capsys.readouterr().out.partition("Commands:")[2]
+
+
+def numbers() -> list[tuple[str, str]]:
+    """Every option that takes a number with a point."""
+    found = []
+    for name, command, _ in listed:
+        for hint in get_type_hints(command, include_extras=True).values():
+            if get_origin(hint) is Annotated and float in (hint.__origin__, *get_args(hint.__origin__)):
+                found.append((name, hint.__metadata__[0].default))  # typer takes the first name for it
+    return found
+
+
+@pytest.mark.parametrize(("name", "option"), numbers())
+def test_no_number_may_be_endless(name: str, option: str, capsys: pytest.CaptureFixture[str]) -> None:
+    needed = {"generate": ["demo", "--prompt", "x"], "info": ["demo"], "oracle": ["demo", "--source", "demo"]}
+    assert cli.run(app, [name, *needed.get(name, []), option, "inf"]) == 2
+    assert f"{option} " in capsys.readouterr().err
 
 
 def test_every_command_is_in_the_readme_or_the_bench_page() -> None:
@@ -123,6 +149,13 @@ def test_every_command_is_in_the_readme_or_the_bench_page() -> None:
         (["info", "."], 1),
         (["nonesuch"], 2),
         (["repack", "--output", "x"], 2),
+        (["generate", "demo", "--prompt", ""], 2),
+        (["generate", "", "--prompt", "x"], 1),
+        (["generate", "/no/such/folder", "--prompt", "x"], 1),
+        (["chat", "demo", "hi", "--temp", "9"], 2),
+        (["chat", "demo", "hi", "--max-tokens", "many"], 2),
+        (["serve", "demo", "--port", "0", "--temp", "9"], 2),
+        (["remove", "demo"], 2),
     ],
 )
 def test_wrong_usage_has_its_exit_code_and_a_message(

@@ -219,7 +219,7 @@ def test_doctor_exits_with_1_and_says_what_to_do_when_something_is_wrong(
     assert code == 1
     assert "WRONG slot reuse, CPU: ReadFailed: layer_01.bin: short" in out
     assert str(Path.home()) not in out
-    assert "please report this" in err
+    assert "Please report this" in err
     code, out, _ = doctored(capsys, str(container), "--quick", "--quiet", "--json")
     assert code == 1
     assert json.loads(out)["wrong"] == ["slot reuse, CPU"]

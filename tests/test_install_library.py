@@ -79,6 +79,7 @@ def test_a_ready_container_in_the_hub_cache_is_found() -> None:
 def test_a_path_comes_before_every_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     put_container("Model.qpack")
     (tmp_path / "Model").mkdir()
+    (tmp_path / "Model" / "config.json").write_text("{}")
     monkeypatch.chdir(tmp_path)
     assert find_model("Model") == Path("Model")
 
@@ -130,7 +131,7 @@ def test_a_misspelt_name_gets_the_nearest_one(typed: str, near: str) -> None:
 
 
 def test_an_unknown_name_gets_the_command_that_installs_it() -> None:
-    with pytest.raises(ModelNotFound, match=r"repack --from-hf Org/Name --output Name.qpack"):
+    with pytest.raises(ModelNotFound, match=r"repack --from-hf Org/Name`"):
         find_model("Org/Name")
     with pytest.raises(ModelNotFound, match=r"swiftlet-mlx list"):
         find_model("whatever")

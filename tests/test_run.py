@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import io
+import re
 import signal
 import subprocess
 import sys
@@ -44,6 +46,62 @@ def test_a_reader_that_leaves_is_no_error() -> None:
 @pytest.mark.parametrize("command", [["generate", "demo", "--prompt", "\udcff hi"], ["chat", "demo", "\udcff hi"]])
 def test_an_argument_that_is_no_utf_8_is_read_as_well_as_it_can_be(command: list[str]) -> None:
     assert run(app, [*command, "--max-tokens", "2", "--quiet"]) == 0  # Python hands such bytes over as lone surrogates
+
+
+@pytest.mark.parametrize(
+    ("closed", "command", "code", "said"),
+    [
+        ("stdin", ["generate", "demo", "--prompt", "-"], 2, "The prompt is empty"),
+        ("stdin", ["chat", "demo"], 0, "demo: a small model"),
+        ("stdout", ["info", "demo"], 0, ""),
+        ("stderr", ["info", "nonesuch"], 1, ""),
+    ],
+)
+def test_a_standard_stream_that_the_caller_closed_is_no_fault(
+    closed: str, command: list[str], code: int, said: str,
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.setattr(sys, closed, None)  # what Python makes of a closed one
+    assert run(app, command) == code
+    getattr(sys, closed).close()
+    monkeypatch.undo()
+    shown = capsys.readouterr().err
+    assert said in shown
+    assert "unexpected" not in shown
+
+
+def test_wrong_usage_is_told_in_one_line_with_what_was_found(capsys: pytest.CaptureFixture[str]) -> None:
+    for option, found in (("--temp", "hot"), ("--max-tokens", "0"), ("--temp", "9"), ("--top-q", "1")):
+        assert run(app, ["generate", "demo", "--prompt", "x", option, found]) == 2
+        said = capsys.readouterr().err
+        assert re.fullmatch(rf"swiftlet-mlx: .*{option}.*\n", said), said
+        assert found in said or option == "--top-q"
+
+
+def test_a_reply_that_was_cut_off_says_so_and_one_of_thoughts_alone_even_when_quiet(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    ask = ["generate", "demo", "--chat", "--prompt", "hi", "--max-tokens"]
+    for words, said in (
+        (["2", "--quiet"], "2 tokens went into the model's thoughts"),
+        (["9"], "cut off after 9 tokens"),
+    ):
+        assert run(app, [*ask, *words]) == 0
+        assert said in capsys.readouterr().err
+    for words in (["9", "--quiet"], ["99", "--quiet"]):
+        assert run(app, [*ask, *words]) == 0
+        assert capsys.readouterr().err == ""
+
+
+def test_a_full_disk_behind_stdout_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(text: str) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("swiftlet_mlx.cli.console.write", full)
+    assert run(app, ["list", "--json"]) == 1
+    assert capsys.readouterr().err == "swiftlet-mlx: the output cannot be written: No space left on device\n"
 
 
 def test_what_the_system_refuses_is_one_plain_line(capsys: pytest.CaptureFixture[str]) -> None:

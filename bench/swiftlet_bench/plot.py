@@ -15,6 +15,8 @@ from .harness import Setting
 from .report import SYNTHETIC, Row
 from .timeline import Timeline
 
+SUFFIXES = (".png", ".svg", ".pdf")
+
 
 def cache_curve(rows: Sequence[Row], path: Path) -> None:
     """Decode speed and hit rate by the size of the slot pool, with the spread of the speed.
@@ -92,12 +94,29 @@ def page(rows: Sequence[Row], path: Path) -> None:
     _save(figure, path)
 
 
-def _begin(setting: Setting, n: int) -> tuple[Any, list[Any]]:
+def check(path: Path) -> None:
+    """Refuse a picture that cannot be made, before what it is to show is measured.
+
+    Raises:
+        OptionError: matplotlib is not installed, the file's type is none of `SUFFIXES`, or its folder is not there.
+    """
+    _figure_class()
+    if path.suffix.lower() not in SUFFIXES:
+        raise OptionError(f"{path}: pictures are of type {', '.join(SUFFIXES)}")
+    if not path.parent.is_dir():
+        raise OptionError(f"{path}: there is no folder {path.parent}")
+
+
+def _figure_class() -> Any:
     try:
         from matplotlib.figure import Figure
     except ImportError:
-        raise OptionError('pictures need matplotlib: pip install "swiftlet-mlx[plot]"') from None
-    figure = Figure(figsize=(7, 4 + 2 * (n - 1)), layout="constrained")
+        raise OptionError("pictures need matplotlib: pip install matplotlib") from None
+    return Figure
+
+
+def _begin(setting: Setting, n: int) -> tuple[Any, list[Any]]:
+    figure = _figure_class()(figsize=(7, 4 + 2 * (n - 1)), layout="constrained")
     parts = figure.subplots(n, 1, squeeze=False, height_ratios=[3, *[1] * (n - 1)])
     axes = [part for (part,) in parts]
     s = setting

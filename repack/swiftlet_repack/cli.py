@@ -5,6 +5,7 @@ Knows options and the terminal; the work is in write.py, install.py and verify.p
 
 from __future__ import annotations
 
+import shlex
 import sys
 from pathlib import Path
 from typing import Annotated, NoReturn
@@ -19,10 +20,12 @@ from swiftlet_mlx.errors import Cancelled, OptionError
 REPACK_EXAMPLE = "Example: swiftlet-mlx repack --source Qwen3.6-35B-A3B-4bit --output qwen3.6-35b.qpack"
 VERIFY_EXAMPLE = "Example: swiftlet-mlx verify qwen3.6-35b.qpack"
 
-Source = Annotated[Path | None, typer.Option("--source", help="A local MLX checkpoint folder.")]
+Source = Annotated[Path | None, typer.Option("--source", metavar="FOLDER", help="A local MLX checkpoint folder.")]
 FromHf = Annotated[str | None, typer.Option("--from-hf", metavar="ORG/NAME", help="A repository on the hub.")]
 FromUrl = Annotated[str | None, typer.Option("--from-url", metavar="URL", help="A folder on a web server.")]
-Revision = Annotated[str | None, typer.Option("--revision", help="Branch, tag or commit of the hub repository.")]
+Revision = Annotated[
+    str | None, typer.Option("--revision", metavar="NAME", help="Branch, tag or commit of the hub repository.")
+]
 
 
 def repack(
@@ -31,16 +34,21 @@ def repack(
     from_url: FromUrl = None,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", help="The container to make. From a hub or URL, default: the models folder."),
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="NAME.qpack",
+            help="The container to make. From a hub or URL, default: the models folder.",
+        ),
     ] = None,
     revision: Revision = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan of an installation and stop.")] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before downloading.")] = False,
     restart: Annotated[bool, typer.Option("--restart", help="Throw away an unfinished, different attempt.")] = False,
-    streams: Annotated[int, typer.Option("--streams", min=1, max=16, help="Downloads at once.")] = 4,
+    streams: Annotated[int, typer.Option("--streams", min=1, max=16, metavar="N", help="Downloads at once.")] = 4,
     quiet: Quiet = False,
 ) -> None:
-    """Make a container from a local checkpoint, or install one from a hub or a web folder.
+    """Make a container of a checkpoint, or install one from a hub.
 
     Interrupted, the same command continues.
     """
@@ -71,7 +79,7 @@ def repack(
     except KeyboardInterrupt:
         raise Cancelled("interrupted; repeat the same command to continue") from None
     if not quiet:
-        console.say(f"{made} is complete. Chat with it: swiftlet-mlx chat {made}")
+        console.say(f"{made} is complete. Chat with it: swiftlet-mlx chat {shlex.quote(str(made))}")
 
 
 def verify(
@@ -82,7 +90,10 @@ def verify(
     revision: Revision = None,
     quiet: Quiet = False,
 ) -> None:
-    """Check every byte of a container: against its own hashes, and against its source if one is named."""
+    """Check every byte of a container.
+
+    Against its own hashes, and against its source if one is named.
+    """
     from swiftlet_mlx.locate import find_model
 
     if from_hf is not None or from_url is not None:

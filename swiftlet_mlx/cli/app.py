@@ -11,7 +11,7 @@ from swiftlet_repack import cli as repack
 
 from swiftlet_mlx import __version__
 
-from . import bench, chat, doctor, generate, info, oracle, remembered, remove, serve
+from . import bench, chat, doctor, generate, info, options, oracle, remembered, remove, serve
 from . import list as listing
 from .run import run
 
@@ -22,20 +22,23 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     help="Run Mixture-of-Experts models larger than memory: experts stream from the SSD, answers stay exact.",
-    epilog="Example: swiftlet-mlx chat",
+    epilog=options.example("Example: swiftlet-mlx chat"),
 )
-# The order is that of --help.
-app.command("chat", epilog=chat.EXAMPLE)(chat.chat)
-app.command("generate", epilog=generate.EXAMPLE)(generate.generate)
-app.command("serve", epilog=serve.EXAMPLE)(serve.serve)
-app.command("repack", epilog=repack.REPACK_EXAMPLE)(repack.repack)
-app.command("verify", epilog=repack.VERIFY_EXAMPLE)(repack.verify)
-app.command("oracle", epilog=oracle.EXAMPLE)(oracle.oracle)
-app.command("info", epilog=info.EXAMPLE)(info.info)
-app.command("bench", epilog=bench.EXAMPLE)(bench.bench)
-app.command("doctor", epilog=doctor.EXAMPLE)(doctor.doctor)
-app.command("list", epilog=listing.EXAMPLE)(listing.list_models)
-app.command("remove", epilog=remove.EXAMPLE)(remove.remove)
+COMMANDS = (  # in the order of --help
+    ("chat", chat.chat, chat.EXAMPLE),
+    ("generate", generate.generate, generate.EXAMPLE),
+    ("serve", serve.serve, serve.EXAMPLE),
+    ("repack", repack.repack, repack.REPACK_EXAMPLE),
+    ("verify", repack.verify, repack.VERIFY_EXAMPLE),
+    ("oracle", oracle.oracle, oracle.EXAMPLE),
+    ("info", info.info, info.EXAMPLE),
+    ("bench", bench.bench, bench.EXAMPLE),
+    ("doctor", doctor.doctor, doctor.EXAMPLE),
+    ("list", listing.list_models, listing.EXAMPLE),
+    ("remove", remove.remove, remove.EXAMPLE),
+)
+for _name, _command, _example in COMMANDS:
+    app.command(_name, epilog=options.example(_example))(_command)
 
 
 def _print_version(wanted: bool) -> None:

@@ -18,9 +18,11 @@ if TYPE_CHECKING:
 EXAMPLE = "Example: swiftlet-mlx bench demo --prompt-tokens 64 --max-tokens 32"
 
 PromptTokens = Annotated[str, typer.Option("--prompt-tokens", metavar="N,N", help="Prompt lengths to read.")]
-Rounds = Annotated[int, typer.Option("--rounds", min=1, help="Counted rounds; three or more show the spread.")]
-WarmUp = Annotated[int, typer.Option("--warm-up", min=0, help="Rounds before, that do not count.")]
-Threads = Annotated[int, typer.Option("--threads", min=1, max=64, help="Threads that read experts.")]
+Rounds = Annotated[
+    int, typer.Option("--rounds", min=1, metavar="N", help="Counted rounds; three or more show the spread.")
+]
+WarmUp = Annotated[int, typer.Option("--warm-up", min=0, metavar="N", help="Rounds before, that do not count.")]
+Threads = Annotated[int, typer.Option("--threads", min=1, max=64, metavar="N", help="Threads that read experts.")]
 Csv = Annotated[
     Path | None, typer.Option("--csv", metavar="PATH", help="Append to this file, or to MACHINE.csv in this folder.")
 ]
@@ -34,7 +36,9 @@ def bench(
     model: options.Model = "demo",
     cache_gb: options.CacheGb = None,
     prompt_tokens: PromptTokens = "128,512,2048",
-    max_tokens: Annotated[int, typer.Option("--max-tokens", min=2, help="Tokens to generate in a decode run.")] = 64,
+    max_tokens: Annotated[
+        int, typer.Option("--max-tokens", min=2, metavar="N", help="Tokens to generate in a decode run.")
+    ] = 64,
     rounds: Rounds = 3,
     warm_up: WarmUp = 1,
     cold: Annotated[bool, typer.Option("--cold", help="Empty the page cache before every run (Linux).")] = False,
@@ -48,13 +52,20 @@ def bench(
     json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
-    """Measure decode and prefill speed, time to first token, memory and reads of a model on this machine."""
+    """Measure a model's speed, memory and reads on this machine.
+
+    Decode and prefill speed, time to first token, peak memory, hit rate and bytes read.
+    """
     from swiftlet_bench import page, report, show
 
     from swiftlet_mlx.locate import find_model
 
     folder = find_model(model)
-    plan = page.Plan(lengths(prompt_tokens), max_tokens, rounds, warm_up, cold)
+    plan = page.Plan(fitting(lengths(prompt_tokens), folder), max_tokens, rounds, warm_up, cold)
+    if plot is not None:
+        from swiftlet_bench import plot as pictures
+
+        pictures.check(plot)  # not after minutes of measuring
     remark = (lambda text: None) if quiet else console.warn
     with console.steps(quiet) as progress:
         rows, sizes = page.measure(
@@ -84,8 +95,6 @@ def bench(
             console.write(f"{expected[0].in_words()}; reads are taken as not hidden\n")
     keep(rows, csv, quiet)
     if plot is not None:
-        from swiftlet_bench import plot as pictures
-
         pictures.page(rows, plot)
 
 
@@ -103,6 +112,21 @@ def lengths(text: str) -> tuple[int, ...]:
         found = ()
     if not found or min(found) < 2:
         raise OptionError(f"--prompt-tokens {text!r}: give lengths of 2 tokens or more, for example 128,512")
+    return found
+
+
+def fitting(found: tuple[int, ...], folder: Path) -> tuple[int, ...]:
+    """The lengths, if the model's context holds the longest.
+
+    Raises:
+        OptionError: it does not.
+    """
+    from swiftlet_mlx.config import ModelConfig, read_config
+    from swiftlet_mlx.errors import OptionError
+
+    context = ModelConfig.from_dict(read_config(folder), str(folder)).context
+    if context is not None and max(found) >= context:
+        raise OptionError(f"--prompt-tokens {max(found)}: this model's context holds {context} tokens; give fewer")
     return found
 
 

@@ -24,8 +24,8 @@ EXAMPLE = 'Example: swiftlet-mlx chat demo "What is the capital of Spain?" "And 
 
 @options.sampled()
 def chat(
-    model: Annotated[str, typer.Argument(metavar="[MODEL]", help="Container, checkpoint folder or name.")] = "demo",
-    turns: Annotated[list[str] | None, typer.Argument(metavar="[TURN]...", help="Answer these and exit.")] = None,
+    model: Annotated[str, typer.Argument(metavar="MODEL", help=options.MODEL_HELP)] = "demo",
+    turns: Annotated[list[str] | None, typer.Argument(metavar="TURN", help="Answer these and exit.")] = None,
     session: Annotated[
         Path | None,
         typer.Option("--session", metavar="FILE", help="Go on with the conversation in FILE, and keep it there."),

@@ -27,13 +27,13 @@ from swiftlet_mlx.units import size as size  # re-exported: what a command print
 err = Console(stderr=True, highlight=False, soft_wrap=True)
 
 
-def say(text: str) -> None:
+def say(text: str, style: str | None = None) -> None:
     """A line for the person at the terminal, broken between words there and not at all in a file."""
-    err.print(text, markup=False, soft_wrap=not err.is_terminal)
+    err.print(text, style=style, markup=False, soft_wrap=not err.is_terminal)
 
 
 def warn(text: str) -> None:
-    err.print(f"warning: {text}", style="yellow", markup=False, soft_wrap=not err.is_terminal)
+    say(f"warning: {text}", "yellow")
 
 
 @contextmanager

@@ -26,8 +26,10 @@ MARKS = {"ok": "ok   ", "warn": "NOTE ", "wrong": "WRONG", "skipped": "-    "}
 
 
 def doctor(
-    model: Annotated[str, typer.Argument(metavar="[MODEL]", help="A small model to try with.")] = "demo",
-    folder: Annotated[Path | None, typer.Option("--folder", help="Measure the disk of this folder.")] = None,
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="A small model to try with.")] = "demo",
+    folder: Annotated[
+        Path | None, typer.Option("--folder", metavar="FOLDER", help="Measure the disk of this folder.")
+    ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Correctness only: no disk, no speed.")] = False,
     remember: Annotated[
         bool, typer.Option("--remember/--no-remember", help="Use good settings in later commands.")
@@ -35,9 +37,17 @@ def doctor(
     json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
-    """Check that streaming is right on this machine, and what it can reach. Exit code 1 if something is wrong."""
+    """Check that streaming is right on this machine, and how fast.
+
+    Exit code 1 if something is wrong. Without --quick it takes about two minutes and writes 1 GB for a while.
+    """
     from swiftlet_bench import machine
 
+    from swiftlet_mlx.locate import find_model
+    from swiftlet_mlx.reader import open_source
+
+    source, _ = open_source(find_model(model))  # a model that cannot be streamed anywhere is no finding
+    source.close()
     findings: list[Finding] = []
     for finding in _findings(model, quick, quiet):
         findings.append(finding)
@@ -166,15 +176,16 @@ def without_paths(text: str) -> str:
 
 def _tell(finding: Finding) -> None:
     style = {"warn": "yellow", "wrong": "red"}.get(finding.verdict)
-    console.err.print(f"{MARKS[finding.verdict]} {finding.name}: {finding.said}", style=style, markup=False)
+    console.say(f"{MARKS[finding.verdict]} {finding.name}: {finding.said}", style)
     if finding.advice:
-        console.err.print(f"      {finding.advice}", style=style, markup=False)
+        console.say(f"      {finding.advice}", style)
 
 
 def _verdict(findings: list[Finding], speeds: dict[str, Any]) -> str:
     wrong = [f for f in findings if f.verdict == "wrong"]
     if wrong:
-        return f"Something is wrong: {', '.join(f.name for f in wrong)}. {wrong[0].advice}"
+        advice = wrong[0].advice[:1].upper() + wrong[0].advice[1:]
+        return f"Something is wrong: {'; '.join(f.name for f in wrong)}. {advice}."
     kept = speeds.get("kept")
     note = f" Settings kept for later commands: {', '.join(kept)}." if kept else ""
     return f"Streaming is right on this machine.{note}"

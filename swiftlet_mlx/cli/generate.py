@@ -27,7 +27,9 @@ EXAMPLE = 'Example: swiftlet-mlx generate demo --chat --prompt "What is the capi
 @options.sampled()
 def generate(
     model: options.Model,
-    prompt: Annotated[str | None, typer.Option("--prompt", "-p", help="The prompt; - reads standard input.")] = None,
+    prompt: Annotated[
+        str | None, typer.Option("--prompt", "-p", metavar="TEXT", help="The prompt; - reads standard input.")
+    ] = None,
     ids: Annotated[str | None, typer.Option("--ids", metavar="1,2,3", help="Raw token ids instead of text.")] = None,
     chat: Annotated[bool, typer.Option("--chat", help="Put the prompt into the model's chat template.")] = False,
     system: options.System = None,
@@ -46,12 +48,17 @@ def generate(
     verbose: options.Verbose = False,
     trust_remote_code: options.TrustRemoteCode = False,
 ) -> None:
-    """Continue a prompt and exit. Without sampling options the likeliest token is taken each time."""
+    """Continue a prompt, or with --chat answer it, and exit.
+
+    Without sampling options the likeliest token is taken each time. The reply goes to stdout, figures to stderr.
+    """
     from swiftlet_mlx.errors import OptionError
     from swiftlet_mlx.sampling import Sampling
 
     if (prompt is None) == (ids is None):
         raise OptionError("give either --prompt TEXT (- for standard input) or --ids 1,2,3")
+    if prompt == "" and not (chat or system is not None or thinking is not None):
+        raise OptionError("--prompt is empty; there is nothing to continue")
     if ids is not None and (chat or system is not None or thinking is not None):
         raise OptionError("--chat, --system and --thinking need text: give --prompt instead of --ids")
     chosen = Sampling().with_values(**sampling)
@@ -84,6 +91,9 @@ def generate(
                 said = engine.tokenizer.decode(list(statistics.ids)) if engine.tokenizer else None
             report = _report(engine, folder, said, statistics, finish)
             console.write(jsonlib.dumps(report, ensure_ascii=False) + "\n")
+        cut = cut_off(finish, statistics, limit, said=said if numbers is None else None)
+        if cut and not (quiet and said):  # an empty reply is explained even where nothing else is told
+            console.say(cut)
         if not quiet:
             console.say(figures(engine, statistics))
 
@@ -97,6 +107,27 @@ def _standard_input() -> str:
         raise OptionError(
             f"standard input is not text in {error.encoding}: {error.reason} at byte {error.start}"
         ) from None
+
+
+def cut_off(finish: Finish, s: Statistics, limit: int, said: str | None) -> str:
+    """What to tell a person whose reply ended at the limit of tokens; nothing if it did not.
+
+    Args:
+        finish: how the reply ended.
+        s: its figures.
+        limit: the most tokens it might have.
+        said: its text; None for token ids.
+    """
+    if finish.reason != "length":
+        return ""
+    if said == "" and s.generated_tokens:
+        return (
+            f"all {s.generated_tokens} tokens went into the model's thoughts, before an answer came; "
+            "--max-tokens N allows more, --no-thinking goes without, where the model can"
+        )
+    if s.generated_tokens < limit:
+        return f"cut off after {s.generated_tokens} tokens, where the context is full"
+    return f"cut off after {s.generated_tokens} tokens; --max-tokens N allows more"
 
 
 def figures(engine: Engine, s: Statistics) -> str:

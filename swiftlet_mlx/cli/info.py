@@ -25,17 +25,24 @@ def info(
         bool, typer.Option("--predict", help="Measure this disk and device, and predict speeds. About ten seconds.")
     ] = False,
     disk_gb_s: Annotated[
-        float | None, typer.Option("--disk-gb-s", min=0.001, help="What the disk gives, instead of measuring it.")
+        float | None,
+        typer.Option(
+            "--disk-gb-s",
+            min=0.001,
+            max=1000,
+            metavar="GB/S",
+            help="What the disk gives, instead of measuring it.",
+        ),
     ] = None,
     json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
-    """Show a model's architecture, its sizes, and the memory it takes on this machine."""
+    """Show a model's architecture, its sizes and its memory here."""
     from swiftlet_mlx.locate import find_model
 
     folder = find_model(model)
     facts = describe(str(folder), cache_gb)
-    expected = predictions(folder, facts, disk_gb_s, quiet) if predict else None
+    expected = predictions(folder, facts, disk_gb_s, quiet) if predict or disk_gb_s is not None else None
     if json:
         more = {"prediction": expected[0].report(expected[1])} if expected else {}
         console.write(jsonlib.dumps({**facts, **more}) + "\n")

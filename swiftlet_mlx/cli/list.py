@@ -11,7 +11,10 @@ EXAMPLE = "Example: swiftlet-mlx list"
 
 
 def list_models(json: options.Json = False) -> None:
-    """Show the models found here: containers in the models folder, MoE checkpoints in the hub cache."""
+    """Show the models on this machine.
+
+    These are the containers in the models folder and the MoE checkpoints in the hub cache.
+    """
     from swiftlet_mlx.library import cached, hub_cache, installed, models_folder
 
     every = [*installed(), *cached()]
@@ -32,7 +35,7 @@ def list_models(json: options.Json = False) -> None:
         return
     if not rows:
         console.say(f"no models in {models_folder()} and no MoE checkpoints in {hub_cache()}")
-        console.say("to install one: swiftlet-mlx repack --from-hf ORG/NAME")
+        console.say("to install one: swiftlet-mlx repack --from-hf ORG/NAME; demo comes with the package")
         return
     width = max(len(row["name"]) for row in rows)
     for row in rows:

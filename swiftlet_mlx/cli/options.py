@@ -4,23 +4,36 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any
 
 import typer
 
 from swiftlet_mlx.errors import OptionError
 
-Model = Annotated[
-    str,
-    typer.Argument(metavar="MODEL", help="A .qpack container, an MLX checkpoint folder, an installed model, or demo."),
-]
+MODEL_HELP = "A .qpack container, an MLX checkpoint folder, an installed model, or demo."
+Model = Annotated[str, typer.Argument(metavar="MODEL", help=MODEL_HELP)]
+
+
+def example(line: str) -> str:
+    """The last lines of a command's help. Never broken, so that they can be copied: a lone backspace says so."""
+    return f"\b\n{line}"
+
+
+def _slot_pool(cache_gb: float | None) -> float | None:
+    if cache_gb is not None and not 0 < cache_gb < 1e6:
+        raise OptionError(f"--cache-gb {cache_gb} is not a size; give the slot pool in GB, for example --cache-gb 2")
+    return cache_gb
+
+
 CacheGb = Annotated[
     float | None,
     typer.Option(
         "--cache-gb",
         metavar="GB",
-        help="Memory for experts, in GB (10^9 bytes). Default: what is free and not needed else, at most all experts.",
+        callback=_slot_pool,
+        help="Memory for experts, in GB (10^9 bytes). Default: what is free and not needed otherwise."
+        " At most all experts.",
     ),
 ]
 Io = Annotated[
@@ -34,15 +47,25 @@ Io = Annotated[
 Warm = Annotated[
     bool, typer.Option("--warm/--no-warm", help="Read the experts you use most at the start, and remember them.")
 ]
-MaxTokens = Annotated[int | None, typer.Option("--max-tokens", min=1, help="Longest reply, in tokens.")]
-Temp = Annotated[float | None, typer.Option("--temp", help="Sampling temperature; 0 takes the likeliest token.")]
-TopP = Annotated[float | None, typer.Option("--top-p", help="Keep the likeliest tokens with this much probability.")]
-TopK = Annotated[int | None, typer.Option("--top-k", help="Keep the k likeliest tokens; 0 is off.")]
-MinP = Annotated[float | None, typer.Option("--min-p", help="Drop tokens less likely than this share of the best.")]
-PresencePenalty = Annotated[float | None, typer.Option("--presence-penalty", help="Against tokens already used.")]
-FrequencyPenalty = Annotated[float | None, typer.Option("--frequency-penalty", help="Against tokens, by use count.")]
-Seed = Annotated[int | None, typer.Option("--seed", help="Same seed, same text.")]
-System = Annotated[str | None, typer.Option("--system", help="System prompt.")]
+MaxTokens = Annotated[int | None, typer.Option("--max-tokens", min=1, metavar="N", help="Longest reply, in tokens.")]
+Temp = Annotated[
+    float | None, typer.Option("--temp", metavar="X", help="Sampling temperature; 0 takes the likeliest token.")
+]
+TopP = Annotated[
+    float | None, typer.Option("--top-p", metavar="P", help="Keep the likeliest tokens with this much probability.")
+]
+TopK = Annotated[int | None, typer.Option("--top-k", metavar="K", help="Keep the k likeliest tokens; 0 is off.")]
+MinP = Annotated[
+    float | None, typer.Option("--min-p", metavar="P", help="Drop tokens less likely than this share of the best.")
+]
+PresencePenalty = Annotated[
+    float | None, typer.Option("--presence-penalty", metavar="X", help="Against tokens already used.")
+]
+FrequencyPenalty = Annotated[
+    float | None, typer.Option("--frequency-penalty", metavar="X", help="Against tokens, by use count.")
+]
+Seed = Annotated[int | None, typer.Option("--seed", metavar="N", help="Same seed, same text.")]
+System = Annotated[str | None, typer.Option("--system", metavar="TEXT", help="System prompt.")]
 Thinking = Annotated[
     bool | None, typer.Option("--thinking/--no-thinking", help="Let the model think first, where it can.")
 ]
@@ -80,8 +103,9 @@ def sampled(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(command)
         def run(*args: Any, **kwargs: Any) -> None:
-            given = {SAMPLING[name][0]: kwargs.pop(name) for name in wanted}
-            command(*args, sampling={k: v for k, v in given.items() if v is not None}, **kwargs)
+            given = {name: value for name in wanted if (value := kwargs.pop(name)) is not None}
+            check(given)
+            command(*args, sampling={SAMPLING[name][0]: value for name, value in given.items()}, **kwargs)
 
         own = inspect.signature(command, eval_str=True)
         parameters: list[inspect.Parameter] = []
@@ -98,6 +122,24 @@ def sampled(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]
         return run
 
     return decorate
+
+
+def check(given: Mapping[str, Any]) -> None:
+    """Refuse sampling options that no model takes, by the names they have here, and before one is loaded.
+
+    Raises:
+        OptionError: the first that is wrong.
+    """
+    from swiftlet_mlx.errors import SamplingError
+    from swiftlet_mlx.sampling import Sampling
+
+    for name, value in given.items():
+        library_name = SAMPLING[name][0]
+        try:
+            Sampling().with_values(**{library_name: value})
+        except SamplingError as error:
+            option = "--" + name.replace("_", "-")
+            raise OptionError(str(error).replace(library_name, option, 1).rstrip(".")) from None
 
 
 def token_ids(text: str) -> list[int]:

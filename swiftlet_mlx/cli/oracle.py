@@ -17,14 +17,19 @@ DEFAULT_IDS = "1,5,9,42,7,99,3,17,64,2"
 
 def oracle(
     container: options.Model,
-    source: Annotated[Path, typer.Option("--source", help="The MLX checkpoint folder it was made from.")],
+    source: Annotated[
+        Path, typer.Option("--source", metavar="FOLDER", help="The MLX checkpoint folder it was made from.")
+    ],
     ids: Annotated[str, typer.Option("--ids", metavar="1,2,3", help="Prompt as token ids.")] = DEFAULT_IDS,
-    max_tokens: Annotated[int, typer.Option("--max-tokens", min=1, help="Tokens to generate.")] = 32,
+    max_tokens: Annotated[int, typer.Option("--max-tokens", min=1, metavar="N", help="Tokens to generate.")] = 32,
     cache_gb: options.CacheGb = None,
     json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
-    """Compare the streamed model with stock mlx-lm on the source checkpoint; exit code 1 if tokens differ."""
+    """Compare a streamed model with stock mlx-lm, layer by layer.
+
+    Stock mlx-lm runs on the source checkpoint, one layer's experts in memory at a time. Exit code 1 if tokens differ.
+    """
     from swiftlet_mlx.locate import find_model
     from swiftlet_mlx.oracle import compare
 

@@ -19,7 +19,10 @@ def remove(
     """Delete a model from this machine, after asking."""
     from swiftlet_mlx.errors import OptionError
     from swiftlet_mlx.library import delete, one
+    from swiftlet_mlx.locate import DEMO
 
+    if name == DEMO:
+        raise OptionError("demo comes with the package and goes with it: pip uninstall swiftlet-mlx")
     found = one(name)
     what = f"{found.name} ({found.kind}, {console.size(found.nbytes)}, {found.path})"
     if not yes:

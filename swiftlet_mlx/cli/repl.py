@@ -326,7 +326,8 @@ class Repl:
         words.say(f"  {_counted(self._turns, 'turn')}, {_counted(self._tokens, 'token')} generated")
         if self._last is not None:
             s = self._last
-            words.say("  last: " + " · ".join(self._status(s)))
+            width = words.err.width - 8 if words.err.is_terminal else 0
+            words.say("  last: " + status.lines_of(self._status(s), width).replace("\n", "\n        "))
             words.say(
                 f"  its prompt: {s.prompt_tokens:,} tokens, {s.cached_tokens:,} of them known, the rest read at "
                 f"{s.prefill_tokens_per_second:.1f} tok/s"

@@ -6,7 +6,9 @@ set SWIFTLET_MLX_DEBUG=1.
 
 from __future__ import annotations
 
+import errno
 import os
+import re
 import signal
 import sys
 from collections.abc import Sequence
@@ -17,6 +19,8 @@ from typer.exceptions import TyperException
 from swiftlet_mlx.errors import SwiftletError
 
 INTERRUPTED = 130
+_CANNOT_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+_WRONG_VALUE = re.compile(r"Invalid value for '?(?P<name>.+?)'?: Input (?P<wanted>should .+?)(, unable .*)?", re.DOTALL)
 
 
 def run(app: typer.Typer, args: Sequence[str] | None = None) -> int:
@@ -29,6 +33,7 @@ def run(app: typer.Typer, args: Sequence[str] | None = None) -> int:
     Returns:
         The exit code.
     """
+    _open_closed_streams()
     if hasattr(signal, "SIGTERM"):
         signal.signal(signal.SIGTERM, _interrupt)
     try:
@@ -41,11 +46,8 @@ def run(app: typer.Typer, args: Sequence[str] | None = None) -> int:
         _complain(str(error))
         return error.exit_code
     except TyperException as error:
-        # what typer raises for wrong usage can show itself, which its public type does not say
-        show = getattr(error, "show", None)
-        if show is not None:
-            show()
-        return int(getattr(error, "exit_code", 2))
+        _complain(_in_one_line(error))
+        return error.exit_code
     except (KeyboardInterrupt, typer.Abort):
         _complain("interrupted")
         return INTERRUPTED
@@ -58,7 +60,11 @@ def run(app: typer.Typer, args: Sequence[str] | None = None) -> int:
     except OSError as error:  # a full disk behind `>`, a name that no file system takes
         if os.environ.get("SWIFTLET_MLX_DEBUG"):
             raise
-        _complain(f"{str(error.filename)[:200]}: {error.strerror}" if error.filename else str(error))
+        if error.filename:
+            _complain(f"{str(error.filename)[:200]}: {error.strerror}")
+        else:
+            what = "the output cannot be written: " if error.errno in _CANNOT_WRITE else ""
+            _complain(f"{what}{error.strerror or error}")
         return 1
     except Exception as error:
         if os.environ.get("SWIFTLET_MLX_DEBUG"):
@@ -70,6 +76,28 @@ def run(app: typer.Typer, args: Sequence[str] | None = None) -> int:
         return 1
 
 
+def _open_closed_streams() -> None:
+    """Where the caller closed a standard stream, there is nothing to read and nobody to write to, which is no error.
+    Left closed, its number would go to the next file that is opened."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 - as long as the process
+
+
+def _in_one_line(error: TyperException) -> str:
+    """What typer says of wrong usage, in a line and with what was found; a whole page of help stays one."""
+    text = error.format_message()
+    if "\n" in text:
+        return text
+    wrong, cause = _WRONG_VALUE.fullmatch(text), error.__cause__
+    errors = getattr(cause, "errors", None)  # pydantic's, which typer hides
+    if wrong and errors is not None:
+        text = f"{wrong['name']} {errors()[0]['input']} {wrong['wanted']}"
+    context = getattr(error, "ctx", None)
+    program = context.command_path if context is not None else "swiftlet-mlx"
+    return f"{text.rstrip('.')}. `{program} --help` shows what there is"
+
+
 def _unread() -> int:
     """The reader of stdout left (`| head`): nothing is wrong, and nothing more can be written."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
@@ -79,7 +107,7 @@ def _unread() -> int:
 
 
 def _complain(text: str) -> None:
-    print(f"swiftlet-mlx: {text}", file=sys.stderr)
+    print(text if text.startswith("Usage: ") else f"swiftlet-mlx: {text}", file=sys.stderr)
 
 
 def _interrupt(*_: object) -> None:

@@ -14,15 +14,16 @@ from .running import DEMO_LINE, counters, opening, say_plan
 if TYPE_CHECKING:
     from swiftlet_mlx.server.process import Server
 
+DAY = 86400.0
 EXAMPLE = "Example: swiftlet-mlx serve demo --port 8080"
 KEY_VARIABLE = "SWIFTLET_MLX_API_KEY"  # a key on the command line can be read by other users of the machine
 
 
 @options.sampled(*options.FILTERS)
 def serve(
-    model: Annotated[str, typer.Argument(metavar="[MODEL]", help="Container, checkpoint folder or name.")] = "demo",
-    host: Annotated[str, typer.Option("--host", help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="0 takes any free port.")] = 8080,
+    model: Annotated[str, typer.Argument(metavar="MODEL", help=options.MODEL_HELP)] = "demo",
+    host: Annotated[str, typer.Option("--host", metavar="ADDRESS", help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option("--port", min=0, max=65535, metavar="N", help="0 takes any free port.")] = 8080,
     api_key: Annotated[
         str | None,
         typer.Option("--api-key", metavar="KEY", envvar=KEY_VARIABLE, help="Clients must show this key."),
@@ -43,22 +44,33 @@ def serve(
         typer.Option("--allow-host", metavar="NAME", help="A DNS name the server is reached by. Repeatable."),
     ] = None,
     max_waiting: Annotated[
-        int, typer.Option("--max-waiting", min=0, help="Requests that may wait; more are told to come back.")
+        int,
+        typer.Option("--max-waiting", min=0, metavar="N", help="Requests that may wait; more are told to come back."),
     ] = 32,
     heartbeat: Annotated[
         float,
-        typer.Option("--heartbeat", min=0, metavar="SECONDS", help="Sign of life after silence in a stream; 0: none."),
+        typer.Option(
+            "--heartbeat", min=0, max=DAY, metavar="SECONDS", help="Sign of life after silence in a stream; 0: none."
+        ),
     ] = 15.0,
     drain_seconds: Annotated[
         float,
-        typer.Option("--drain-seconds", min=0, help="How long replies may still run when told to stop."),
+        typer.Option(
+            "--drain-seconds",
+            min=0,
+            max=DAY,
+            metavar="SECONDS",
+            help="How long replies may still run when told to stop.",
+        ),
     ] = 30.0,
     context: Annotated[
         int | None, typer.Option("--context", min=1, metavar="TOKENS", help="Longest prompt plus reply.")
     ] = None,
     prefix_cache_gb: Annotated[
         float | None,
-        typer.Option("--prefix-cache-gb", min=0, metavar="GB", help="Memory for past conversations; 0 keeps none."),
+        typer.Option(
+            "--prefix-cache-gb", min=0, max=1e6, metavar="GB", help="Memory for past conversations; 0 keeps none."
+        ),
     ] = None,
     thinking: options.Thinking = None,
     max_tokens: options.MaxTokens = None,
@@ -70,9 +82,9 @@ def serve(
     verbose: options.Verbose = False,
     trust_remote_code: options.TrustRemoteCode = False,
 ) -> None:
-    """Serve a model to OpenAI and Anthropic clients and to a web browser, until Ctrl-C or SIGTERM.
+    """Serve a model to OpenAI and Anthropic clients and a web page.
 
-    Sampling options are defaults for requests that do not say.
+    It runs until Ctrl-C or SIGTERM. Sampling options are defaults for requests that do not say.
     """
     from swiftlet_mlx.engine import Engine
     from swiftlet_mlx.errors import OptionError
