@@ -120,6 +120,38 @@ def test_a_terminal_gets_a_bar_and_a_question(
     assert re.search(r"\d+(\.\d+)?/\d+(\.\d+)? kB", text)
 
 
+def test_yes_asks_nothing_of_whoever_sits_at_the_terminal(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    screen = io.StringIO()
+    monkeypatch.setattr(console, "err", Console(file=screen, force_terminal=True, width=120, highlight=False))
+    monkeypatch.setattr("sys.stdin", _Typed("n\n"))
+    assert command("repack", "--from-hf", "Org/Model", "--output", tmp_path / "x.qpack", "--yes") == 0
+    assert "Go on?" not in screen.getvalue()
+
+
+@pytest.mark.parametrize("dry", [True, False])
+def test_too_little_room_where_the_container_is_to_be_stops_before_the_download(
+    hub: LoopbackHub,
+    model: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    dry: bool,
+) -> None:
+    monkeypatch.setattr(
+        "swiftlet_repack.install.free_bytes", lambda folder: 1000 if folder == tmp_path / "far" else 10**12
+    )
+    (tmp_path / "far").mkdir()
+    options = ["--dry-run"] if dry else []
+    assert command("repack", "--from-hf", "Org/Model", "--output", tmp_path / "far/x.qpack", *options) == 1
+    err = capsys.readouterr().err
+    assert re.search(r"far: .* are needed there, 1(\.0+)? k?B", err), err
+    assert "download" in err  # the plan comes first
+    assert hub.body_bytes("*.safetensors") < 20_000
+    assert list((tmp_path / "far").iterdir()) == []
+
+
 class _Typed(io.StringIO):
     def isatty(self) -> bool:
         return True

@@ -19,7 +19,7 @@ from swiftlet_repack.pace import Pace
 from swiftlet_repack.sources import Hub
 from swiftlet_repack.staging import Staging
 
-from swiftlet_mlx.errors import Cancelled, DiskFull, InstallError, OutputExists, RepackError
+from swiftlet_mlx.errors import Cancelled, ContainerError, DiskFull, InstallError, OutputExists, RepackError
 
 SMALL = Pace(streams=2, span_bytes=100_000, record_bytes=50_000, record_seconds=0.05)
 
@@ -164,6 +164,21 @@ def test_every_name_made_on_the_way_survives_a_power_cut(
     install(source, tmp_path / "out.qpack")
     for path in (tmp_path, *(tmp_path / "out.qpack").rglob("*")):
         assert path.stat().st_ino in flushed, path
+
+
+def test_what_does_not_open_at_the_end_never_gets_the_name(
+    source: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    true_finish = Installation._finish
+
+    def finish(self: Installation, hashes: Any) -> None:
+        os.truncate(tmp_path / "out.qpack.partial/packed_experts/layer_00.bin", 100)  # somebody else is at the disk
+        true_finish(self, hashes)
+
+    monkeypatch.setattr(Installation, "_finish", finish)
+    with pytest.raises(ContainerError, match=r"layer_00\.bin"):
+        install(source, tmp_path / "out.qpack")
+    assert not (tmp_path / "out.qpack").exists()
 
 
 def test_the_lock_is_held_until_the_container_has_its_name(

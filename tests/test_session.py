@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 import tempfile
 import threading
 import time
@@ -266,6 +267,59 @@ def test_a_turn_stopped_by_one_thread_while_another_reads_it_is_kept_in_order(op
         assert len(session.messages[-3]["content"]) >= 40
 
 
+def test_callers_on_many_threads_get_what_they_ask_for_or_are_told_to_wait(opened: Callable[..., Session]) -> None:
+    session = opened(MODELS["qwen3_moe"])
+    unforeseen: list[BaseException] = []
+    done = Counter[str]()
+
+    async def ask_and_go(rng: random.Random) -> None:
+        async def read() -> None:
+            async for _ in session.send("Hi"):
+                pass
+
+        task = asyncio.create_task(read())
+        await asyncio.sleep(rng.random() * 0.01)
+        task.cancel()
+        await asyncio.sleep(0)
+        task.cancel()  # while the first is still being obeyed
+        await asyncio.wait([task])
+        if not task.cancelled() and task.exception() is not None:
+            raise task.exception() or AssertionError
+
+    def work(n: int) -> None:
+        rng = random.Random(n)
+        what: dict[str, Callable[[], object]] = {
+            "send": lambda: talk(session, "Hello"),
+            "leave": lambda: next(iter(session.send("Hello"))),
+            "async": lambda: asyncio.run(ask_and_go(rng)),
+            "cancel": session.cancel,
+            "undo": session.undo,
+            "regenerate": lambda: list(session.regenerate()),
+            "edit": lambda: session.edit(-1, "x"),
+            "prepare": session.prepare,
+        }
+        for _ in range(12):
+            name = rng.choice(sorted(what))
+            try:
+                what[name]()
+                done[name] += 1
+            except (SessionBusy, MessageError):
+                pass
+            except BaseException as error:
+                unforeseen.append(error)
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+        assert not thread.is_alive()
+    assert unforeseen == []
+    assert done["send"] + done["regenerate"] > 0
+    assert talk(session, "Bye").text
+    assert_same(session)
+
+
 def test_penalties_count_the_whole_reply_and_the_end_waits_for_the_minimum(opened: Callable[..., Session]) -> None:
     session = opened(scripted("a" * 300))
     said = talk(session, "Hi", max_tokens=120, frequency_penalty=2.0, min_tokens=120)
@@ -313,6 +367,10 @@ def test_edit_drops_what_follows_and_regenerate_answers(opened: Callable[..., Se
     assert [m["content"] for m in session.messages] == ["uno", "c"]
     session.edit(-1, "said otherwise")
     assert session.messages[-1] == {"role": "assistant", "content": "said otherwise"}
+    thought = {"role": "assistant", "content": "a", "reasoning_content": "what led to it"}
+    with opened(scripted("d"), messages=[{"role": "user", "content": "one"}, thought]) as other:
+        other.edit(1, "said otherwise")
+        assert other.messages[-1] == {"role": "assistant", "content": "said otherwise"}  # no thought has led to that
     with pytest.raises(MessageError, match="no message 7"):
         session.edit(7, "x")
 
