@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -18,8 +19,8 @@ PACKAGES = {
     "swiftlet_bench": ROOT / "bench" / "swiftlet_bench",
 }
 BYTES_ONLY = (
-    "errors", "units", "stats", "safetensors", "jsonfile", "config", "layout", "qpack", "checkpoint", "reader", "policy",
-    "locate",
+    "errors", "units", "stats", "safetensors", "jsonfile", "config", "layout", "qpack", "checkpoint", "reader",
+    "policy", "locate",
 )  # fmt: skip
 
 
@@ -71,6 +72,20 @@ def test_nothing_imports_upwards(name: str) -> None:
             assert not found.startswith(("starlette", "pydantic")), found
     assert not (name == "swiftlet_mlx.reader" and "swiftlet_mlx.policy" in ALL[name])
     assert not (name == "swiftlet_mlx.policy" and any(i.startswith("swiftlet") for i in ALL[name]))
+
+
+def test_the_page_that_says_where_things_are_has_every_module_above_what_it_imports() -> None:
+    page = (ROOT / "swiftlet_mlx" / "README.md").read_text().splitlines()
+    rows = [re.findall(r"`(\w+)`", line) for line in page if line.startswith("|")]
+    place = {name: n for n, row in enumerate(rows) for name in row}
+    assert sorted(name for row in rows for name in row) == sorted(
+        p.stem for p in (ROOT / "swiftlet_mlx").iterdir() if p.stem in ("cli", "server") or p.suffix == ".py"
+        if not p.stem.startswith("__")
+    )  # fmt: skip
+    for name, found in ALL.items():
+        if name.startswith("swiftlet_mlx.") and "__" not in name:
+            for other in {i.split(".")[1] for i in found if i.startswith("swiftlet_mlx.")} & place.keys():
+                assert place[name.split(".")[1]] <= place[other], f"{name} imports {other}, which stands above it"
 
 
 def test_private_mlx_lm_names_are_only_in_compat() -> None:

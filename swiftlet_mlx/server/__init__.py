@@ -1,4 +1,4 @@
-"""An OpenAI-compatible server for one streamed model.
+"""One streamed model behind OpenAI's and Anthropic's APIs.
 
 Requests are checked before the engine sees them, and whatever fails fails for one client. See `serve`.
 """
