@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -440,7 +442,21 @@ def test_another_model_is_not_found_at_once(plain: Served, model: str) -> None:
     response = plain.chat(model=model)
     assert response.status_code == 404
     assert error_of(response)["code"] == "model_not_found"
+    assert "--alias" in response.text
     assert len(response.text) < 2000
+
+
+def test_the_terminal_is_told_why_a_request_was_refused(plain: Served) -> None:
+    def last(**body: Any) -> str:
+        before = len(plain.said)
+        assert plain.chat(**body).status_code in (400, 404)
+        while len(plain.said) == before:  # said after the answer is sent
+            time.sleep(0.001)
+        return plain.said[-1]
+
+    assert re.fullmatch(r"POST /v1/chat/completions 400 [\d.]+ s, unsupported_parameter: foo", last(foo=1))
+    assert last(model="gpt-4o").endswith("model_not_found: model")
+    assert last(**{"\x1b[31m" + "x" * 500: 1}).endswith(": \\x1b[31m" + "x" * 55), "a client's word moves no cursor"
 
 
 def test_the_official_client_sees_typed_errors(client: openai.OpenAI) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from typing import Annotated, NoReturn
@@ -60,4 +61,5 @@ def _root(
 def main(args: Sequence[str] | None = None) -> NoReturn:
     """Console script. Runs a command and exits."""
     remembered.apply()
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # read at its import; what it warns of, a command says
     sys.exit(run(app, args))

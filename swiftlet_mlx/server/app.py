@@ -88,6 +88,9 @@ class _Computing(_Posted[M]):
         await json_response(await self._answer(request))(scope, receive, send)
 
 
+PARAM_SHOWN = 60
+
+
 def create_app(desk: Desk) -> ASGIApp:
     """The server as an ASGI application."""
     small = Small(desk)
@@ -132,6 +135,11 @@ def _line(scope: Scope, status: int, seconds: float) -> str:
             f", prompt {statistics.prompt_tokens} ({statistics.cached_tokens} cached), "
             f"reply {statistics.generated_tokens} tokens, {statistics.decode_tokens_per_second:.1f} tok/s"
         )
+    refused = scope["state"].get("refused")
+    if isinstance(refused, ApiError):
+        line += f", {refused.code}"
+        if refused.param:
+            line += f": {ascii(refused.param[:PARAM_SHOWN])[1:-1]}"  # a client's own word, which may be anything
     failed = scope["state"].get("failed")
     return line + (f", failed: {failed}" if failed is not None else "")
 
@@ -149,4 +157,5 @@ async def _http_error(request: Request, error: Exception) -> Response:
 
 async def _api_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError)
+    request.scope["state"]["refused"] = error
     return error.response()

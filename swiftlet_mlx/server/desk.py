@@ -122,7 +122,8 @@ class Desk:
             shown = name if len(name) <= MODEL_SHOWN else name[:MODEL_SHOWN] + "…"
             raise ApiError(
                 404,
-                f"The model {shown!r} is not served here; this server has {self.settings.model_id!r}.",
+                f"The model {shown!r} is not served here; this server has {self.settings.model_id!r}. "
+                "Ask for that one, or start the server with --alias NAME.",
                 param="model",
                 code="model_not_found",
             )

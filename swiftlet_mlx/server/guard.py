@@ -93,6 +93,7 @@ class Guard:
                 return Response(status_code=204, headers={"Allow": METHODS})
             self._check_key(scope, headers)
         except ApiError as error:
+            scope["state"]["refused"] = error
             return error.response()
         return None
 
@@ -104,7 +105,7 @@ class Guard:
         name = _hostname(host)
         if name is None or not (name in self._hosts or _is_address(name)):
             raise ApiError(
-                403, "This server is not known by that name; start it with --allow-host.", code="host_not_allowed"
+                403, "This server is not known by that name; start it with --allow-host NAME.", code="host_not_allowed"
             )
 
     def _check_origin(self, scope: Scope, headers: Headers) -> None:
@@ -113,7 +114,7 @@ class Guard:
             return
         raise ApiError(
             403,
-            "Pages of that origin may not use this server; start it with --allow-origin.",
+            "Pages of that origin may not use this server; start it with --allow-origin URL.",
             code="origin_not_allowed",
         )
 
