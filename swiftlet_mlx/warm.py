@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 
+from .errors import SwiftletError
+from .jsonfile import object_if_there
 from .pools import Pools
+from .whole import whole
 
 VERSION = 1
 MAX_BYTES = 2_000_000
@@ -43,28 +45,29 @@ def read(path: Path, model: str) -> Uses:
         model: `model_hash` of the model.
     """
     try:
-        if path.stat().st_size > MAX_BYTES:
+        found = object_if_there(path, SwiftletError, limit=MAX_BYTES) or {}
+        if found.get("version") != VERSION or found.get("model") != model:
             return {}
-        found = json.loads(path.read_bytes())
-        if found["version"] != VERSION or found["model"] != model:
-            return {}
-        uses = {int(n): {int(e): int(c) for e, c in layer.items()} for n, layer in found["uses"].items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return {int(n): {int(e): int(c) for e, c in layer.items()} for n, layer in found["uses"].items()}
+    except (SwiftletError, ValueError, KeyError, TypeError, AttributeError):
         return {}
-    return uses
 
 
 def write(path: Path, model: str, uses: Uses) -> None:
     """Store counts, whole or not at all.
+
+    Args:
+        path: of the hot list; its folder is made.
+        model: `model_hash` of the model.
+        uses: the counts, of which the largest are kept.
 
     Raises:
         OSError: the folder cannot be written.
     """
     kept = {n: dict(sorted(layer.items(), key=lambda item: -item[1])[:PER_LAYER]) for n, layer in uses.items()}
     path.parent.mkdir(parents=True, exist_ok=True)
-    made = path.with_name(f"{path.name}.{os.getpid()}")
-    made.write_text(json.dumps({"version": VERSION, "model": model, "uses": kept}, separators=(",", ":")))
-    os.replace(made, path)
+    with whole(path) as new:
+        new.write_text(json.dumps({"version": VERSION, "model": model, "uses": kept}, separators=(",", ":")))
 
 
 def learned(pools: Pools, before: Mapping[int, Mapping[int, int]]) -> Uses:

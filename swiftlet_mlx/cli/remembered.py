@@ -14,6 +14,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from swiftlet_mlx.errors import SwiftletError
+from swiftlet_mlx.jsonfile import object_if_there
+
 if TYPE_CHECKING:
     from swiftlet_mlx.reader import IO
 
@@ -34,6 +37,7 @@ class Reads:
 
 
 def path() -> Path:
+    """Of the file, there or not."""
     return Path.home() / ".swiftlet" / "settings.json"
 
 
@@ -63,6 +67,8 @@ def reads() -> Reads | None:
 
 def remember(values: Mapping[str, str] | None = None, reads: Reads | None = None) -> None:
     """Keep what is given in place of what was kept before; the other part stays."""
+    from swiftlet_mlx.whole import whole
+
     before = _file()
     kept = environment() if values is None else {k: v for k, v in values.items() if k in VARIABLES}
     found: dict[str, Any] = {"environment": kept}
@@ -71,16 +77,12 @@ def remember(values: Mapping[str, str] | None = None, reads: Reads | None = None
     elif "reads" in before:
         found["reads"] = before["reads"]
     path().parent.mkdir(parents=True, exist_ok=True)
-    part = path().with_suffix(".partial")
-    part.write_text(json.dumps(found, indent=1) + "\n")
-    os.replace(part, path())
+    with whole(path()) as new:
+        new.write_text(json.dumps(found, indent=1) + "\n")
 
 
 def _file() -> dict[str, Any]:
     try:
-        if path().stat().st_size > _MAX_BYTES:
-            return {}
-        found = json.loads(path().read_bytes())
-    except (OSError, ValueError, RecursionError):
+        return object_if_there(path(), SwiftletError, limit=_MAX_BYTES) or {}
+    except SwiftletError:
         return {}
-    return found if isinstance(found, dict) else {}
