@@ -44,8 +44,6 @@ class Traits:
     system_anywhere: bool
     developer: bool
     tools: bool
-    thinking_switch: bool
-    """It renders differently with and without `enable_thinking`."""
     arguments_as_text: bool
     """Arguments of earlier tool calls must be JSON text, not an object."""
 
@@ -276,11 +274,6 @@ class ChatTemplate:
             {**answer, "content": "", "tool_calls": [call]},
             {"role": "tool", "content": "t"},
         ]
-        try:
-            on, off = (self._apply([user], None, {"enable_thinking": t}) for t in (True, False))
-            switch = on != off
-        except MessageError:
-            switch = False
         system = shows([marked, user])
         return Traits(
             system=system,
@@ -288,7 +281,6 @@ class ChatTemplate:
             developer=shows([{**marked, "role": "developer"}, user])
             and shows([user, answer, {**marked, "role": "developer"}, user]),
             tools=shows([user], tools=[tool]),
-            thinking_switch=switch,
             arguments_as_text=not shows(called)
             and shows([user, {**called[1], "tool_calls": [_with_text(call)]}, called[2]]),
         )
