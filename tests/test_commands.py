@@ -166,6 +166,26 @@ def test_wrong_usage_has_its_exit_code_and_a_message(
     assert (capfd.readouterr().err == "") == (code == 0)
 
 
+def test_commands_for_containers_and_models_say_what_a_folder_is_instead(
+    place: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    cases = [
+        (["verify", f"{place}/CHECKPOINT"], 2, "is a checkpoint"),
+        (["info", f"{place}"], 1, "is no model"),
+        (["remove", "demo"], 2, "comes with the package"),
+        (
+            ["oracle", f"{place}/MODEL.qpack", "--source", f"{place}/CHECKPOINT", "--ids", "1,99999"],
+            2,
+            "token id 99999",
+        ),
+        (["bench", "demo", "--prompt-tokens", "99999"], 2, "holds 4096 tokens"),
+        (["bench", "demo", "--plot", f"{place}/none/x.png"], 2, ""),
+    ]
+    for command, code, said in cases:
+        assert cli.run(app, command) == code
+        assert said in capfd.readouterr().err
+
+
 def test_a_process_ends_with_the_code_and_without_a_traceback(tmp_path: Path) -> None:
     too_long = "word " * 5000  # transformers warns of it before the command refuses it
     for args, code in ((["generate", "demo", "--prompt", too_long, "--quiet"], 1), (["nonesuch"], 2)):

@@ -106,6 +106,10 @@ def verify(
     from .verify import verify as check
 
     path = find_model(container)
+    if _is_checkpoint(path):
+        raise OptionError(
+            f"{path} is a checkpoint; verify is for containers, which `swiftlet-mlx repack` makes of them"
+        )
     with console.progress(quiet) as progress:
         found = check(path, find_model(source) if source is not None else None, progress=progress)
     if quiet:
@@ -118,6 +122,11 @@ def verify(
         console.say("structure and sizes are right; the container has no hashes.json, so its bytes were not checked")
     if found.compared_bytes:
         console.say(f"{console.size(found.compared_bytes)} of tensors: equal to {source}, byte for byte")
+
+
+def _is_checkpoint(path: Path) -> bool:
+    """Whether a folder is a checkpoint, and not a container that has lost its manifest."""
+    return not any((path / name).exists() for name in ("manifest.json", "packed_experts"))
 
 
 def _one_of(source: Path | None, from_hf: str | None, from_url: str | None) -> None:

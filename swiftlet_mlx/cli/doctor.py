@@ -71,6 +71,8 @@ def doctor(
         lines.append(" ".join(f"{k}={v}" for k, v in machine.versions().items()))
         lines += [f"{MARKS[f.verdict]} {f.name}: {without_paths(f.said)}" for f in findings]
         lines += speeds.get("lines", [])
+        if not quiet:
+            console.say("\nThe same and more, to be pasted into a report:")
         console.write("```\n" + "\n".join(lines) + "\n```\n")
         console.say(_verdict(findings, speeds))
     raise typer.Exit(1 if wrong else 0)

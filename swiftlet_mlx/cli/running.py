@@ -17,6 +17,7 @@ from .left_open import AUTO, cache_gb_for, io_for
 if TYPE_CHECKING:
     from swiftlet_mlx.engine import Engine
 
+SILENT_SECONDS = 1.0
 DEMO_LINE = (
     "demo: a small model that comes with the package. To install a real one:\n"
     "  swiftlet-mlx repack --from-hf mlx-community/Qwen3.6-35B-A3B-4bit"
@@ -67,7 +68,7 @@ def engine_for(
     open_model = opening(folder, cache_gb, trust_remote_code, with_text, remark, io)
     with Engine(open_model, counters=counters, **engine_options) as engine:
         try:
-            engine.wait()
+            _wait(engine, folder.name, quiet)
         except EngineFailed as error:
             if isinstance(error.__cause__, SwiftletError):
                 raise error.__cause__ from None
@@ -76,6 +77,16 @@ def engine_for(
             say_plan(engine)
         with cared_for(engine, folder, warm=warm, routes=routes):
             yield engine, folder
+
+
+def _wait(engine: Engine, name: str, quiet: bool) -> None:
+    """Until the model is loaded; a person who has to wait for it is told what for."""
+    if not quiet and console.err.is_terminal:
+        try:
+            engine.wait(SILENT_SECONDS)
+        except TimeoutError:
+            console.say(f"loading {name} ...")
+    engine.wait()
 
 
 def say_plan(engine: Engine) -> None:
