@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 from loopback_hub import Fault, LoopbackHub
-from swiftlet_repack.answers import check_linked
+from swiftlet_repack.answers import check_linked, next_url
 from swiftlet_repack.fetch import Fetcher
 from swiftlet_repack.hub import Hub
 from swiftlet_repack.mirror import Mirror
@@ -495,6 +495,14 @@ def test_waits_double_up_to_a_limit_each_shortened_at_random() -> None:
     for n, column in enumerate(zip(*waits, strict=True)):
         longest = min(2.0**n, 16.0)
         assert longest / 2 <= min(column) < longest * 0.75 < max(column) <= longest
+
+
+def test_a_redirect_that_gives_up_encryption_is_not_followed() -> None:
+    with pytest.raises(SourceBroken, match="without encryption") as caught:
+        next_url("f", "https://host/x?sig=s3cret", "http://host/y")
+    assert "s3cret" not in str(caught.value)
+    assert next_url("f", "https://host/a/x", "/y") == "https://host/y"
+    assert next_url("f", "http://host/a/x", "https://cdn/y") == "https://cdn/y"
 
 
 @pytest.mark.parametrize(("size", "error"), [("699", SourceBroken), ("134", SourceBroken), ("701", SourceChanged)])

@@ -110,13 +110,15 @@ def test_a_terminal_gets_a_bar_and_a_question(
     screen = io.StringIO()
     monkeypatch.setattr(console, "err", Console(file=screen, force_terminal=True, width=120, highlight=False))
     monkeypatch.setattr("sys.stdin", _Typed("n\n"))
-    assert command("repack", "--from-hf", "Org/Model", "--output", tmp_path / "x.qpack") == 130
+    assert command("repack", "--from-hf", "Org/Model", "--output", tmp_path / "x.qpack") == 1
     assert sorted(p.name for p in tmp_path.iterdir()) == ["Model"]
     monkeypatch.setattr("sys.stdin", _Typed("\n"))
     hub.bytes_per_second = 200_000
+    hub.faults.append(Fault("drop", "model-00001*", "cdn", skip=2, times=1, at=5_000))
     assert command("repack", "--from-hf", "Org/Model", "--output", tmp_path / "x.qpack") == 0
     text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", screen.getvalue())
     assert "model-0000" in text, text
+    assert "1 retries" in text, text
     assert re.search(r"\d+(\.\d+)?/\d+(\.\d+)? kB", text)
 
 

@@ -133,6 +133,19 @@ def test_however_often_it_is_stopped_the_result_is_the_same(
     assert got == expected(made)
 
 
+def test_a_host_that_ignores_ranges_sends_each_file_once(hub: LoopbackHub, made: Path, tmp_path: Path) -> None:
+    source = offer(hub, made, "mirror")
+    hub.faults.append(Fault("no_range"))
+    with Installation(source, tmp_path / "out.qpack", patience=HASTY, pace=SMALL) as work:
+        work.look()
+        assert not work.fetcher.ranged
+        hub.forget()
+        work.carry_out()
+    assert {k: v for k, v in content(tmp_path / "out.qpack").items() if k != "source.json"} == expected(made)
+    large = [r.file for r in hub.requests if (r.file or "").startswith("packed_experts/layer_")]
+    assert sorted(large) == ["packed_experts/layer_00.bin", "packed_experts/layer_01.bin"]
+
+
 @pytest.mark.parametrize("way", ["hub", "mirror"])
 def test_many_small_files_arrive_once_each_and_a_wrong_one_is_mended(
     hub: LoopbackHub, tmp_path: Path, way: str
