@@ -22,8 +22,8 @@ from swiftlet_mlx.safetensors import read_header
 from .rates import Rates
 
 FORMULA = "seconds a token = touched bytes / weight rate + layers x (read-back + host work) + missed bytes / disk rate"
-# Python and graph building a layer, beyond the read-back, by the clock: 0.14 ms with hits only, 0.24 about a miss on two
-# slow cores (bench/LOG.md, 2026-12-01). This leaves a prediction rather too low.
+# Python and graph building a layer, beyond the read-back, by the clock: 0.14 ms with hits only, 0.24 about a miss on
+# two slow cores (bench/LOG.md, 2026-12-01). This leaves a prediction rather too low.
 HOST_SECONDS = 0.35e-3
 # Share of all experts that the cache holds, and how many of a token's experts it then has. From public measurements of
 # Qwen 35B on a Mac: 43 % -> 91.7 %, 64 % -> 94.8 %, 86 % -> 96.4 %; and from the 35 to 43 % of a token's experts
