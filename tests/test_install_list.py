@@ -53,11 +53,14 @@ def test_remove_needs_a_yes_where_it_cannot_ask(capsys: pytest.CaptureFixture[st
 
 
 @pytest.mark.parametrize(("answer", "gone"), [("y\n", True), ("n\n", False), ("\n", False)])
-def test_remove_asks_and_does_as_told(monkeypatch: pytest.MonkeyPatch, answer: str, gone: bool) -> None:
+def test_remove_asks_and_does_as_told(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], answer: str, gone: bool
+) -> None:
     path = make_container(models_folder() / "Good.qpack")
     monkeypatch.setattr("sys.stdin", _Terminal(answer))
     code = command("remove", "Good")
-    assert code == (0 if gone else 130)
+    assert code == (0 if gone else 1)
+    assert ("nothing was deleted" in capsys.readouterr().err) != gone
     assert path.exists() != gone
 
 

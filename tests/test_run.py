@@ -33,6 +33,19 @@ def test_an_interrupted_command_says_so_and_exits_with_130(number: signal.Signal
     assert said.decode() == "swiftlet-mlx: interrupted\n"
 
 
+def test_interrupted_is_said_on_a_line_of_its_own(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def ask(*_: object, **__: object) -> bool:
+        print("Delete it? ^C", end="", file=sys.stderr)  # the question, and what a terminal shows of Ctrl-C
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setattr("swiftlet_mlx.locate.find_model", ask)
+    assert run(app, ["info", "demo"]) == 130
+    assert capsys.readouterr().err == "Delete it? ^C\nswiftlet-mlx: interrupted\n"
+
+
 def test_a_reader_that_leaves_is_no_error() -> None:
     with start("--max-tokens", "2000", "--quiet") as process:
         assert process.stdout is not None

@@ -70,7 +70,7 @@ def install(
 
     Raises:
         SwiftletError: with what to do; the command that continues was printed before.
-        typer.Abort: if the person said no.
+        typer.Exit: if the person said no.
     """
     target = output or models_folder() / folder_name(source.name)
     if output is None and not dry_run:
@@ -86,8 +86,10 @@ def install(
             check_room(outline)
             if dry_run:
                 return None
-            if not yes and sys.stdin.isatty() and console.err.is_terminal:
-                typer.confirm("Go on?", default=True, abort=True, err=True)
+            asks = not yes and sys.stdin.isatty() and console.err.is_terminal
+            if asks and not typer.confirm("Go on?", default=True, err=True):
+                console.say("nothing was downloaded")
+                raise typer.Exit(1)
             with _display(outline, quiet) as update:
                 outcome = work.carry_out(update)
     except (SwiftletError, KeyboardInterrupt):

@@ -29,6 +29,7 @@ def remove(
         if not sys.stdin.isatty():
             raise OptionError(f"{what} would be deleted; pass --yes to do that without a question")
         if not typer.confirm(f"Delete {what}?", err=True):
-            raise typer.Abort
+            console.say("nothing was deleted")
+            raise typer.Exit(1)
     freed = delete(found)
     console.say(f"deleted {found.name}, {console.size(freed)} freed")

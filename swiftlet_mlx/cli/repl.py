@@ -100,8 +100,6 @@ class Repl:
             return False
         except KeyboardInterrupt:
             if self._interrupted or not self._lines.interactive:
-                if self._lines.interactive:
-                    words.say("")  # off the line with the prompt
                 raise
             self._interrupted = True
             words.say("\n(Ctrl-C again leaves; /help lists commands)")

@@ -40,7 +40,7 @@ def run(app: typer.Typer, args: Sequence[str] | None = None) -> int:
         code = app(args, standalone_mode=False)
         sys.stdout.flush()
         if code == INTERRUPTED:  # typer makes this of KeyboardInterrupt, and says nothing
-            _complain("interrupted")
+            _say_interrupted()
         return code if isinstance(code, int) else 0
     except SwiftletError as error:
         _complain(str(error))
@@ -49,7 +49,7 @@ def run(app: typer.Typer, args: Sequence[str] | None = None) -> int:
         _complain(_in_one_line(error))
         return error.exit_code
     except (KeyboardInterrupt, typer.Abort):
-        _complain("interrupted")
+        _say_interrupted()
         return INTERRUPTED
     except BrokenPipeError:
         return _unread()
@@ -108,6 +108,12 @@ def _unread() -> int:
 
 def _complain(text: str) -> None:
     print(text if text.startswith("Usage: ") else f"swiftlet-mlx: {text}", file=sys.stderr)
+
+
+def _say_interrupted() -> None:
+    if sys.stderr.isatty():  # which shows ^C where the cursor stood, behind a question or half an answer
+        print(file=sys.stderr)
+    _complain("interrupted")
 
 
 def _interrupt(*_: object) -> None:
