@@ -262,18 +262,21 @@ def test_a_waiting_request_can_be_cancelled_without_its_turn_coming(start: Calla
     second = engine.submit(request())
     second.cancel()
     assert reason(list(second)) == "cancelled"
+    assert not first.done
     assert engine.waiting == 0
     gate.set()
     assert reason(list(first)) == "length"
 
 
 def test_a_dropped_stream_frees_the_engine(start: Callable[..., Engine]) -> None:
-    engine = start(Scripted([[1] * 100_000], eos=358, context=10**6))
-    stream = engine.submit(request(max_tokens=100_000))
+    steps: list[int] = []
+    engine = start(Scripted([[1] * 20_000], eos=358, context=10**6, on_step=steps.append))
+    stream = engine.submit(request(max_tokens=20_000))
     next(stream)
     del stream
     gc.collect()
     assert reason(list(engine.submit(request(max_tokens=2)))) == "length"
+    assert len(steps) < 10_000
 
 
 def test_a_prefill_of_its_own_may_be_broken_off_and_leaves_even_caches(start: Callable[..., Engine]) -> None:
@@ -298,6 +301,22 @@ def test_a_prefill_of_its_own_may_be_broken_off_and_leaves_even_caches(start: Ca
     events = list(engine.submit(request()))
     assert ids_of(events) == stock(model, PROMPT, 8)
     assert calls == [(59, 0), (59, 1), (59, 0), (59, 1)]
+
+
+def test_a_prefill_of_its_own_tells_how_far_it_is_of_the_whole_prompt(
+    start: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def in_thirds(model: Any, tokens: mx.array, cache: list[Any], *, progress: Callable[[int, int], None]) -> None:
+        model(tokens[None], cache=cache)
+        for third in (1, 2, 3):
+            progress(third * tokens.size // 3, tokens.size)
+
+    monkeypatch.setattr("swiftlet_mlx.generation.TELL_SECONDS", -1.0)
+    engine = start(random_model("qwen3_moe"), prefill=in_thirds, idle_seconds=None)
+    list(engine.submit(request(PROMPT[:30], max_tokens=0)))
+    told = [e for e in engine.submit(request(max_tokens=1)) if isinstance(e, Progress)]
+    left = len(PROMPT) - 1 - 30
+    assert told == [Progress(30 + third * left // 3, len(PROMPT)) for third in (1, 2, 3)]
 
 
 @pytest.mark.parametrize("kind", ["qwen3_next", "qwen3_moe"])
