@@ -319,5 +319,5 @@ class Installation:
 
     def _retry(self, retry: Retry) -> None:
         if self._transfer is not None:
-            self._transfer.count_retry(retry)
+            self._transfer.count_retry()
         self._on_retry(retry)

@@ -26,7 +26,6 @@ from .hashing import FileHashes
 from .journal import Journal
 from .mend import mend
 from .pace import Pace
-from .patience import Retry
 from .places import Places
 
 VERIFIERS = 2  # files hashed at once: one hash runs at 1 to 2 GB/s
@@ -49,7 +48,6 @@ class Progress:
     verified_files: int = 0
     current: str = ""
     retries: int = 0
-    last_retry: Retry | None = None
     phase: Literal["fetching", "hashing"] = "fetching"
 
 
@@ -131,10 +129,9 @@ class Transfer:
             raise self._error
         self._on_progress(self._progress)
 
-    def count_retry(self, retry: Retry) -> None:
-        """Let the fetcher's `on_retry` point here, and progress shows its waits."""
+    def count_retry(self) -> None:
+        """Let the fetcher's `on_retry` lead here, and progress counts its waits."""
         self._add(retries=1)
-        self._update(last_retry=retry)
 
     # -- streams ------------------------------------------------------------------------------------
 
