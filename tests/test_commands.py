@@ -186,6 +186,14 @@ def test_commands_for_containers_and_models_say_what_a_folder_is_instead(
         assert said in capfd.readouterr().err
 
 
+def test_a_place_that_takes_no_results_is_told_before_they_are_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("os.access", lambda *_: False)  # for root can write anywhere
+    assert cli.run(app, ["bench", "demo", "--csv", str(tmp_path / "new" / "x.csv")]) == 2
+    assert f"{tmp_path} cannot be written to" in capfd.readouterr().err
+
+
 def test_a_process_ends_with_the_code_and_without_a_traceback(tmp_path: Path) -> None:
     too_long = "word " * 5000  # transformers warns of it before the command refuses it
     for args, code in ((["generate", "demo", "--prompt", too_long, "--quiet"], 1), (["nonesuch"], 2)):

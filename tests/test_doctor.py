@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
@@ -223,6 +224,30 @@ def test_doctor_exits_with_1_and_says_what_to_do_when_something_is_wrong(
     code, out, _ = doctored(capsys, str(container), "--quick", "--quiet", "--json")
     assert code == 1
     assert json.loads(out)["wrong"] == ["slot reuse, CPU"]
+
+
+def test_a_disk_that_cannot_be_measured_is_told_with_what_to_do_instead(
+    container: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    for check in ("check_oracle", "check_slot_reuse"):
+        monkeypatch.setattr(doctor, check, fine)
+    monkeypatch.setattr("swiftlet_bench.io.sample_file", full)
+    code, _, err = doctored(capsys, str(container), "--folder", str(tmp_path), "--quiet")
+    assert code == 2
+    assert "No space left on device); --folder" in err
+    assert "--quick" in err
+
+
+def test_settings_that_cannot_be_kept_are_a_warning(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("HOME", str(tmp_path / "file"))
+    assert not command._remembered({})
+    assert "warning: settings are not kept" in capsys.readouterr().err
 
 
 def test_doctor_predicts_models_from_what_it_measures(

@@ -13,7 +13,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from swiftlet_mlx.cli import console
-from swiftlet_mlx.cli.options import Quiet
+from swiftlet_mlx.cli.options import Quiet, example
 from swiftlet_mlx.cli.run import run
 from swiftlet_mlx.errors import Cancelled, OptionError
 
@@ -143,5 +143,5 @@ def _one_of(source: Path | None, from_hf: str | None, from_url: str | None) -> N
 def main() -> NoReturn:
     """Console script `swiftlet-repack`."""
     app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
-    app.command(epilog=REPACK_EXAMPLE.replace("swiftlet-mlx repack", "swiftlet-repack"))(repack)
+    app.command(epilog=example(REPACK_EXAMPLE.replace("swiftlet-mlx repack", "swiftlet-repack")))(repack)
     sys.exit(run(app))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -62,10 +63,12 @@ def bench(
 
     folder = find_model(model)
     plan = page.Plan(fitting(lengths(prompt_tokens), folder), max_tokens, rounds, warm_up, cold)
+    if csv is not None:
+        check_place(csv)  # not after minutes of measuring
     if plot is not None:
         from swiftlet_bench import plot as pictures
 
-        pictures.check(plot)  # not after minutes of measuring
+        pictures.check(plot)
     remark = (lambda text: None) if quiet else console.warn
     with console.steps(quiet) as progress:
         rows, sizes = page.measure(
@@ -128,6 +131,19 @@ def fitting(found: tuple[int, ...], folder: Path) -> tuple[int, ...]:
     if context is not None and max(found) >= context:
         raise OptionError(f"--prompt-tokens {max(found)}: this model's context holds {context} tokens; give fewer")
     return found
+
+
+def check_place(csv: Path) -> None:
+    """Refuse a file of results that could not be appended to.
+
+    Raises:
+        OptionError: it, or the folder it is to be in, cannot be written to.
+    """
+    from swiftlet_mlx.errors import OptionError
+
+    there = next(p for p in (csv, *csv.absolute().parents) if p.exists())
+    if not os.access(there, os.W_OK):
+        raise OptionError(f"--csv {csv}: {there} cannot be written to; choose another place")
 
 
 def keep(rows: list[Row], csv: Path | None, quiet: bool) -> None:

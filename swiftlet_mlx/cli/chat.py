@@ -100,7 +100,7 @@ def _check_place(path: Path) -> None:
     if not path.parent.is_dir():
         raise OptionError(f"--session {path}: there is no folder {path.parent}")
     if not os.access(path.parent, os.W_OK):
-        raise OptionError(f"--session {path}: {path.parent} cannot be written to; choose another place")
+        raise OptionError(f"--session {path}: {path.parent.resolve()} cannot be written to; choose another place")
 
 
 def _open(path: Path | None, completions: Completions, ask: Ask, system: str | None) -> Session:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json as jsonlib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -107,7 +108,7 @@ def _speeds(model: str, folder: Path | None, quiet: bool, remember: bool) -> dic
     place = folder or next(p for p in (models_folder(), *models_folder().parents) if p.is_dir())
     wanted = [predict.shape_of(name, shapes.preset(name)) for name in shapes.RELEASED]
     sizes = sorted({shape.expert_bytes for shape in wanted})
-    with io.sample_file(place, SAMPLE_BYTES) as path, console.steps(quiet) as progress:
+    with _sample_file(place) as path, console.steps(quiet) as progress:
         disk = io.measure(path, sizes=sizes, threads=(1, 4, 8), rounds=ROUNDS, states=(True,), progress=progress)
         choice = io_choice.measure(path, sizes[0], rounds=ROUNDS)  # last: it leaves bytes in the page cache
     rate = rates.measure()
@@ -128,8 +129,9 @@ def _speeds(model: str, folder: Path | None, quiet: bool, remember: bool) -> dic
         models.append({"model": shape.name, **(asdict(prediction) if prediction else {"fits": False})})
     found: dict[str, Any] = {"models": models, "disk_bytes_per_second": {n: io.bandwidth(disk, n) for n in sizes}}
     found |= {"reads": {"io": choice.io, "direct_times": choice.direct_times.values}}
+    reads = remembered.Reads(choice.io, round(choice.direct_times.median, 3))
+    remember = remember and _remembered(reads=reads)
     if remember:
-        remembered.remember(reads=remembered.Reads(choice.io, round(choice.direct_times.median, 3)))
         found["kept"] = [f"--io {choice.io}"]
     found |= {"weight_bytes_per_second": rate.weights, "read_back_seconds": rate.read_back}
     if backend() == "metal":  # not run here
@@ -142,10 +144,41 @@ def _speeds(model: str, folder: Path | None, quiet: bool, remember: bool) -> dic
         ]
         best = variants.recommended(tried)
         found |= {"variants": [asdict(t) for t in tried], "recommended": dict(best)}
-        if remember:
-            remembered.remember(best)
+        if remember and _remembered(best):
             found["kept"] += [f"{k}={v}" for k, v in best.items()]
     return {**found, "lines": lines}
+
+
+@contextmanager
+def _sample_file(place: Path) -> Iterator[Path]:
+    """A file to measure a disk with.
+
+    Raises:
+        OptionError: it cannot be written there, and what to do instead.
+    """
+    from swiftlet_bench import io
+
+    from swiftlet_mlx.errors import OptionError
+
+    with ExitStack() as stack:
+        try:
+            path = stack.enter_context(io.sample_file(place, SAMPLE_BYTES))
+        except OSError as error:
+            raise OptionError(
+                f"the disk cannot be measured, for {console.size(SAMPLE_BYTES)} cannot be written to {place} "
+                f"({error.strerror}); --folder names another place, --quick leaves disk and speed out"
+            ) from None
+        yield path
+
+
+def _remembered(values: Mapping[str, str] | None = None, reads: remembered.Reads | None = None) -> bool:
+    """Keep settings, if the home folder takes them."""
+    try:
+        remembered.remember(values, reads)
+    except OSError as error:
+        console.warn(f"settings are not kept: {remembered.path()}: {error.strerror}")
+        return False
+    return True
 
 
 def _for_machine(shape: Shape, free: int, rate: Any, disk: float) -> Prediction | None:
