@@ -235,7 +235,7 @@ class Session:
                 note = sidecar.beside(target)
                 if note.exists():
                     raise SessionFileError(
-                        f"{error} What was said is not lost: {note.name} beside it holds it, and is gone on from."
+                        f"{error} What was said is not lost: {note.name} beside it holds it for the next time."
                     ) from error
                 raise
             sidecar.drop(target)

@@ -107,8 +107,8 @@ def write(path: Path, messages: Sequence[Mapping[str, Any]], model: str, timelin
             mx.save_safetensors(str(new), arrays, {KEY: text, SEAL: _seal(text)})
     except (OSError, RuntimeError) as error:
         why = _too_little_room(path, sum(a.nbytes for a in arrays.values()) + len(text))
-        why = why or getattr(error, "strerror", None) or f"{error} Is the disk full?"
-        raise SessionFileError(f"The conversation cannot be saved to {path}: {why}") from error
+        why = why or getattr(error, "strerror", None) or f"{str(error).rstrip('.')} (is the disk full?)"
+        raise SessionFileError(f"The conversation cannot be saved to {path}: {why}.") from error
 
 
 def read(path: Path) -> Saved:

@@ -339,6 +339,18 @@ def test_the_conversation_s_own_file_is_written_at_the_end(talk: Talk, tmp_path:
     assert "never read" not in read_metadata(tmp_path / "kept")
 
 
+def test_a_conversation_that_cannot_be_saved_says_where_its_words_are(
+    talk: Talk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> None:
+        raise RuntimeError("[write] Unable to write 17585 bytes to file.")
+
+    monkeypatch.setattr("mlx.core.save_safetensors", full)
+    with pytest.raises(SessionFileError, match=r"to file \(is the disk full\?\)\. What was said .* kept\.unsaved"):
+        talk(["one"], "a", autosave=tmp_path / "kept")
+    assert [p.name for p in tmp_path.iterdir()] == ["kept.unsaved"]
+
+
 def test_every_turn_and_every_change_is_noted_before_the_next_line_is_read(talk: Talk, tmp_path: Path) -> None:
     file, notes = tmp_path / "kept", []
 
