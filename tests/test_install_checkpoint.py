@@ -36,6 +36,7 @@ from swiftlet_mlx.errors import (
     SourceChanged,
     SourceNotFound,
     SwiftletError,
+    UnsafePath,
 )
 
 HASTY = Patience(
@@ -264,6 +265,23 @@ def test_an_index_that_names_an_absent_shard_is_refused_by_name(shop: Shop) -> N
     del shop.files["model-00002-of-00003.safetensors"]
     shop.repo.push(shop.files)
     with pytest.raises(SourceBroken, match=r"names model-00002-of-00003.safetensors.*2 of 3 shards"):
+        shop.install()
+
+
+def test_shards_that_some_file_system_cannot_keep_apart_are_refused(shop: Shop) -> None:
+    """Their headers are kept side by side, on a Mac perhaps."""
+    second, twin = "model-00002-of-00003.safetensors", "MODEL-00001-of-00003.safetensors"
+    index = Path(str(shop.files["model.safetensors.index.json"])).read_bytes()
+    files = {**shop.files, twin: shop.files[second]}
+    del files[second]
+    shop.repo.push({**files, "model.safetensors.index.json": index.replace(second.encode(), twin.encode())})
+    with pytest.raises(UnsafePath, match=r"Org/Model: the path .* cannot be used beside"):
+        shop.install()
+
+
+def test_a_name_that_the_disk_does_not_take_is_said(shop: Shop) -> None:
+    shop.repo.push({**shop.files, "x" * 300 + ".safetensors": b""})
+    with pytest.raises(InstallError, match=r"xxx.*too long"):
         shop.install()
 
 
