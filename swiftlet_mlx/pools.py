@@ -43,6 +43,7 @@ T = TypeVar("T")
 # A layer output larger than this is evaluated at once instead of being held for the next read-back: holding it would
 # keep a prompt chunk's activations alive, evaluating it costs one synchronisation in a call that is long anyway.
 HOLD_BYTES = 1 << 20
+SMALL_BYTES = 64 << 10  # of an expert: while reads are short, it is read sooner than a thread wakes up
 LONG_SECONDS = 0.5e-3  # of waiting in a layer: splitting off less costs more than it hides
 WAITS = 16  # that make up the typical one
 
@@ -306,8 +307,11 @@ class Pools:
             self._ahead = reads
         else:
             self._open = reads
-        for expert, slot in reads.claims:
-            self._threads.post(reads.read, self.source, expert, slot)
+        if pool.table.payload_bytes <= SMALL_BYTES and not ahead and not self.waits_long:
+            reads.own = list(reads.claims)
+        else:
+            for expert, slot in reads.claims:
+                self._threads.post(reads.read, self.source, expert, slot)
         self.in_doubt = False
         self.stats.evictions += before - len(pool.policy.residents)
         return reads
@@ -316,7 +320,7 @@ class Pools:
         """Wait until the reads that were begun are in the system's hands, where they need no turn with Python."""
         reads = self._open
         if reads is not None:
-            for _ in range(min(len(reads.claims), self._threads.count)):
+            for _ in range(min(len(reads.claims) - len(reads.own), self._threads.count)):
                 reads.begun.get()
 
     def may_wait_later(self, indices: mx.array) -> bool:
@@ -335,14 +339,18 @@ class Pools:
         if self._open is None and self._ahead is None:
             return
         start = time.perf_counter()
+        self.in_doubt = True
         for reads in (self._open, self._ahead):
             if reads is not None:
+                while reads.own:
+                    reads.read(self.source, *reads.own.pop())
+                if len(reads.results) < len(reads.claims):
+                    self._threads.help()
                 while len(reads.results) < len(reads.claims):
                     reads.done.get()
         waited = time.perf_counter() - start
         self.stats.wait_seconds += waited
         self._typical_wait += (waited - self._typical_wait) / WAITS
-        self.in_doubt = True
         self._settle()
         self.in_doubt = False
 

@@ -13,7 +13,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -57,6 +57,19 @@ class ReadThreads:
         self._idle.append((work, args))
         if self._idling.acquire(blocking=False):
             self.post(_turn, self._tasks, self._idle, self._idling)
+
+    def help(self) -> None:
+        """Run here what nobody has begun, for a caller that would only wait: a thread takes longer to wake up than a
+        small read takes."""
+        try:
+            while True:
+                task = self._tasks.get_nowait()
+                if task is None or task[0] is _turn:  # the end, or idle work: for the threads
+                    self._tasks.put(task)
+                    return
+                task[0](*task[1])
+        except Empty:
+            return
 
     def drain(self) -> None:
         """Return when all that was posted before has ended. One broken off (Ctrl-C) wants to be called again."""

@@ -16,11 +16,12 @@ from .slots import SlotPool
 class Reads:
     """The reads of one layer call."""
 
-    __slots__ = ("begun", "claims", "done", "pool", "results")
+    __slots__ = ("begun", "claims", "done", "own", "pool", "results")
 
     def __init__(self, pool: SlotPool, claims: list[tuple[int, int]]) -> None:
         self.pool = pool
         self.claims = claims  # (expert, slot)
+        self.own: list[tuple[int, int]] = []  # of the claims: those that whoever waits for them is to read
         self.results: list[tuple[int, int, int, list[bytearray] | None, BaseException | None]] = []
         self.begun: SimpleQueue[None] = SimpleQueue()
         self.done: SimpleQueue[None] = SimpleQueue()

@@ -85,8 +85,9 @@ def check(pools: Pools) -> None:
             assert held == {10 * layer + e}
 
 
-@pytest.fixture
-def fresh() -> Any:
+@pytest.fixture(params=[0, pools.SMALL_BYTES], ids=["threads read", "whoever waits reads"])
+def fresh(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setattr(pools, "SMALL_BYTES", request.param)
     threads = ReadThreads(2)
     made = Pools(Source(), {0: 3, 1: 3, 2: 3}, threads, top_k=2)
     yield made

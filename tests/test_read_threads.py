@@ -95,3 +95,20 @@ def test_a_thread_keeps_nothing_of_its_last_task() -> None:
     view.release()
     buffer.extend(b"more")  # raises while anyone holds a view
     threads.close()
+
+
+def test_whoever_waits_may_help_with_urgent_work_and_leaves_idle_work() -> None:
+    threads, gate, begun, ran = ReadThreads(1), threading.Event(), threading.Event(), SimpleQueue()
+    threads.post(lambda: (begun.set(), gate.wait(5)))
+    begun.wait(5)
+    for n in range(3):
+        threads.post(lambda n=n: ran.put((n, threading.get_ident())))
+    threads.post_idle(lambda: ran.put(("idle", threading.get_ident())))
+    threads.help()
+    assert [ran.get_nowait() for _ in range(3)] == [(n, threading.get_ident()) for n in range(3)]
+    assert ran.empty()
+    gate.set()
+    name, where = ran.get(timeout=5)
+    assert name == "idle"
+    assert where != threading.get_ident()
+    threads.close()
