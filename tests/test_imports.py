@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -31,8 +32,13 @@ def modules() -> Iterator[tuple[str, Path]]:
             yield ".".join(parts).removesuffix(".__init__"), path
 
 
-def imports(name: str, path: Path) -> set[str]:
+MODULES = dict(modules())
+
+
+@cache  # parsed when asked for: every worker collects this file
+def imports(name: str) -> set[str]:
     """Absolute names a module imports, wherever in the file; `from . import x` gives the module x."""
+    path = MODULES[name]
     package = name if path.name == "__init__.py" else name.rpartition(".")[0]
     found: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text())):
@@ -45,21 +51,22 @@ def imports(name: str, path: Path) -> set[str]:
     return found
 
 
-ALL = {name: imports(name, path) for name, path in modules()}
+def every() -> Iterator[tuple[str, set[str]]]:
+    return ((name, imports(name)) for name in MODULES)
 
 
 def test_modules_form_no_cycle() -> None:
-    graph = {name: {i for i in found if i in ALL and i != name} for name, found in ALL.items()}
+    graph = {name: {i for i in found if i in MODULES and i != name} for name, found in every()}
     # a package's __init__ hands names on lazily; it is above everything it names
     graph = {name: {i for i in found if i not in PACKAGES} for name, found in graph.items()}
     assert list(TopologicalSorter(graph).static_order())
 
 
-@pytest.mark.parametrize("name", sorted(ALL))
+@pytest.mark.parametrize("name", sorted(MODULES))
 def test_nothing_imports_upwards(name: str) -> None:
     top = name.split(".")[0]
     inner = name.split(".")[1] if "." in name else ""
-    for found in ALL[name]:
+    for found in imports(name):
         if top == "swiftlet_mlx" and inner not in ("cli", "server", "__main__"):
             assert not found.startswith(("swiftlet_mlx.cli", "swiftlet_mlx.server")), found
             assert not found.startswith(("swiftlet_repack", "swiftlet_bench")), found
@@ -70,8 +77,8 @@ def test_nothing_imports_upwards(name: str) -> None:
             assert not found.startswith(("typer", "rich")), found
         if inner == "cli":
             assert not found.startswith(("starlette", "pydantic")), found
-    assert not (name == "swiftlet_mlx.reader" and "swiftlet_mlx.policy" in ALL[name])
-    assert not (name == "swiftlet_mlx.policy" and any(i.startswith("swiftlet") for i in ALL[name]))
+    assert not (name == "swiftlet_mlx.reader" and "swiftlet_mlx.policy" in imports(name))
+    assert not (name == "swiftlet_mlx.policy" and any(i.startswith("swiftlet") for i in imports(name)))
 
 
 def test_the_page_that_says_where_things_are_has_every_module_above_what_it_imports() -> None:
@@ -82,25 +89,25 @@ def test_the_page_that_says_where_things_are_has_every_module_above_what_it_impo
         p.stem for p in (ROOT / "swiftlet_mlx").iterdir() if p.stem in ("cli", "server") or p.suffix == ".py"
         if not p.stem.startswith("__")
     )  # fmt: skip
-    for name, found in ALL.items():
+    for name, found in every():
         if name.startswith("swiftlet_mlx.") and "__" not in name:
             for other in {i.split(".")[1] for i in found if i.startswith("swiftlet_mlx.")} & place.keys():
                 assert place[name.split(".")[1]] <= place[other], f"{name} imports {other}, which stands above it"
 
 
 def test_private_mlx_lm_names_are_only_in_compat() -> None:
-    for name, found in ALL.items():
+    for name, found in every():
         private = [i for i in found if i.startswith("mlx_lm") and any(p.startswith("_") for p in i.split("."))]
         assert not private or name == "swiftlet_mlx._compat", (name, private)
 
 
-@pytest.mark.parametrize("name", sorted(ALL))
+@pytest.mark.parametrize("name", sorted(MODULES))
 def test_the_library_is_silent_and_reads_no_environment(name: str) -> None:
     inner = name.split(".")[1] if "." in name else ""
     outside = name.startswith(("swiftlet_bench", "swiftlet_repack.cli")) or inner in ("cli", "server", "__main__")
     if outside:
         return
-    for node in ast.walk(ast.parse(dict(modules())[name].read_text())):
+    for node in ast.walk(ast.parse(MODULES[name].read_text())):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
             assert node.func.id not in ("print", "input"), f"{name}:{node.lineno}"
         if isinstance(node, ast.Attribute):

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import anthropic
 import pytest
 from serving import Served, scripted, serving
 from talkers import chat_template
+
+if TYPE_CHECKING:  # imported where it is used: that takes seconds and every worker collects this file
+    import anthropic
 
 HI: Any = [{"role": "user", "content": "Hi"}]
 TOOL: Any = {"name": "f", "input_schema": {"type": "object", "properties": {"n": {"type": "integer"}}}}
@@ -17,6 +19,8 @@ CALL = '<tool_call>\n{"name": "f", "arguments": {"n": 7}}\n</tool_call>'
 
 
 def client_of(served: Served) -> anthropic.Anthropic:
+    import anthropic
+
     return anthropic.Anthropic(base_url=served.url, api_key="none", max_retries=0, timeout=30)
 
 
@@ -146,6 +150,8 @@ def test_the_official_client_lists_models(client: anthropic.Anthropic) -> None:
 
 
 def test_the_official_client_sees_typed_errors(client: anthropic.Anthropic) -> None:
+    import anthropic
+
     with pytest.raises(anthropic.NotFoundError):
         client.messages.create(model="claude-opus", max_tokens=5, messages=HI)
     with pytest.raises(anthropic.BadRequestError) as raised:

@@ -6,12 +6,14 @@ import json
 import re
 import time
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import openai
 import pytest
 from serving import CLIENT, USER, Served, joined, scripted, serving
 from talkers import chat_template
+
+if TYPE_CHECKING:  # imported where it is used: that takes seconds and every worker collects this file
+    import openai
 
 XML_CALL = "<tool_call>\n<function=f>\n<parameter=n>\n7\n</parameter>\n</function>\n</tool_call>"
 JSON_CALL = '<tool_call>\n{"name": "f", "arguments": {"n": 7}}\n</tool_call>'
@@ -30,6 +32,8 @@ def plain() -> Iterator[Served]:
 
 @pytest.fixture(scope="module")
 def client(plain: Served) -> Iterator[openai.OpenAI]:
+    import openai
+
     with openai.OpenAI(base_url=plain.url + "/v1", api_key="none", max_retries=0, timeout=30) as made:
         yield made
 
@@ -75,6 +79,8 @@ def test_the_official_client_streams(client: openai.OpenAI) -> None:
 
 def test_the_asynchronous_client_streams(plain: Served) -> None:
     import asyncio
+
+    import openai
 
     async def ask() -> str:
         async with openai.AsyncOpenAI(base_url=plain.url + "/v1", api_key="none") as client:
@@ -201,6 +207,8 @@ def test_a_stop_that_is_none_is_refused_and_the_next_request_served(plain: Serve
 
 @pytest.mark.parametrize("xml", [False, True])
 def test_tool_calls_arrive_whole_and_streamed(xml: bool) -> None:
+    import openai
+
     call = XML_CALL if xml else JSON_CALL
     options: Any = {"model": "tiny", "messages": USER, "tools": [TOOL]}
     with (
@@ -460,6 +468,8 @@ def test_the_terminal_is_told_why_a_request_was_refused(plain: Served) -> None:
 
 
 def test_the_official_client_sees_typed_errors(client: openai.OpenAI) -> None:
+    import openai
+
     messages: Any = [{"role": "user", "content": "Hi"}]
     with pytest.raises(openai.NotFoundError):
         client.chat.completions.create(model="gpt-4o", messages=messages)
@@ -469,6 +479,8 @@ def test_the_official_client_sees_typed_errors(client: openai.OpenAI) -> None:
 
 
 def test_the_official_client_lists_models(client: openai.OpenAI) -> None:
+    import openai
+
     assert [m.id for m in client.models.list()] == ["tiny"]
     for name in ("tiny", "gpt-4o-mini", "default"):
         assert client.models.retrieve(name).id == name

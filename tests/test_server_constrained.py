@@ -7,8 +7,6 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-import anthropic
-import openai
 import pytest
 from serving import USER, Served, joined, scripted, serving
 from talkers import chat_template, random_model, tokenizer
@@ -98,6 +96,9 @@ def test_thoughts_stay_free_before_a_held_answer() -> None:
 
 @here
 def test_every_client_library_gets_its_structure(served: Served) -> None:
+    import anthropic
+    import openai
+
     with openai.OpenAI(base_url=served.url + "/v1", api_key="none") as client:
         text: Any = {"format": {"type": "json_schema", "name": "s", "schema": SCHEMA}}
         response = client.responses.create(model="tiny", input="Hi", text=text, temperature=1, max_output_tokens=300)

@@ -8,14 +8,12 @@ from typing import Any
 
 import httpx
 import pytest
-import schemathesis
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 from serving import USER, Served, scripted, serving, until
 
 from swiftlet_mlx.server.openapi import schema as published
 
-DESCRIPTION = schemathesis.openapi.from_dict(published())
 GENERATING = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages")
 POSTED = (*GENERATING, "/v1/messages/count_tokens", "/tokenize")
 QUIET = {
@@ -57,11 +55,14 @@ def send(served: Served, client: httpx.Client, path: str, body: Any) -> httpx.Re
 
 def described(served: Served, path: str, examples: int) -> None:
     """Bodies that the description allows."""
+    import schemathesis  # here, for importing it takes seconds and every worker collects this file
+
+    description = schemathesis.openapi.from_dict(published())
     with httpx.Client(timeout=30) as client:
 
         @seed(1)
         @settings(max_examples=examples, **QUIET)  # type: ignore[arg-type]
-        @given(case=DESCRIPTION[path]["POST"].as_strategy())
+        @given(case=description[path]["POST"].as_strategy())
         def run(case: Any) -> None:
             body = {**case.body, "model": "tiny"} if isinstance(case.body, dict) else case.body
             send(served, client, path, body)

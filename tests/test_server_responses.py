@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import openai
 import pytest
 from serving import Served, scripted, serving
 from talkers import chat_template
+
+if TYPE_CHECKING:  # imported where it is used: that takes seconds and every worker collects this file
+    import openai
 
 TOOL: Any = {
     "type": "function",
@@ -20,6 +22,8 @@ CALL = '<tool_call>\n{"name": "f", "arguments": {"n": 7}}\n</tool_call>'
 
 
 def client_of(served: Served) -> openai.OpenAI:
+    import openai
+
     return openai.OpenAI(base_url=served.url + "/v1", api_key="none", max_retries=0, timeout=30)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import openai
 import pytest
 from serving import CLIENT, USER, Served, scripted, serving
 
@@ -100,6 +99,8 @@ def test_without_the_key_nothing_is_told(locked: Served, headers: dict[str, str]
 
 
 def test_the_key_opens_in_either_header(locked: Served) -> None:
+    import openai
+
     assert locked.get("/v1/models", headers={"authorization": f"Bearer {KEY}"}).status_code == 200
     assert locked.get("/v1/models", headers={"authorization": f"bearer  {KEY}"}).status_code == 200
     assert locked.get("/v1/models", headers={"x-api-key": KEY}).status_code == 200
