@@ -5,13 +5,16 @@ BIN := $(VENV)/bin
 # pyproject.toml decides what is installed, so the environment is renewed when it changes
 STAMP := $(VENV)/.installed
 
-.PHONY: chat test lint clean
+.PHONY: chat test test-long lint clean
 
 chat: $(STAMP)
 	@$(BIN)/swiftlet-mlx chat
 
 test: $(STAMP)
 	@$(BIN)/python -m pytest --numprocesses auto --dist worksteal
+
+test-long: $(STAMP)
+	@$(BIN)/python -m pytest --numprocesses auto --dist worksteal -m "long and not slow"
 
 lint: $(STAMP)
 	@$(BIN)/ruff check .

@@ -150,6 +150,7 @@ def in_this_process(
         return children.Answer(subject.setting(ids, max_tokens, 1, 1), values, prompts.digest(subject.last_ids))
 
 
+@pytest.mark.long
 def test_a_child_measures_what_this_process_measures(container: Path) -> None:
     wanted: dict[str, Any] = {"cache_gb": 0.0001, "prompt_tokens": 6, "max_tokens": 5, "seed": 3}
     there, here = children.one(container, **wanted), in_this_process(container, **wanted)

@@ -80,6 +80,7 @@ class Terminal:
         return int(self.child.exitstatus) if self.child.exitstatus is not None else -int(self.child.signalstatus)
 
 
+@pytest.mark.long
 def test_an_evening_at_the_terminal(tmp_path: Path) -> None:
     """Markdown, an answer stopped, one taken up again, several lines at once, and the way out."""
     replies = [MARKDOWN, "word " * 400, "slow " * 40, "short", *["again"] * 9]
@@ -120,6 +121,7 @@ def test_an_evening_at_the_terminal(tmp_path: Path) -> None:
     assert terminal.end() == 130
 
 
+@pytest.mark.long
 def test_a_narrow_terminal_without_colours_and_a_conversation_kept_when_killed(tmp_path: Path) -> None:
     file = tmp_path / "talk.session"
     options: dict[str, Any] = {"columns": 40, "env": {"NO_COLOR": "1"}, "session": str(file)}

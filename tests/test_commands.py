@@ -66,6 +66,7 @@ def run(place: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixtu
     return run
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("command", sorted({c for page in PAGES for c in shown(page) if not ELSEWHERE.search(c)}))
 def test_a_command_of_the_pages_runs(command: str, run: Callable[[str], str]) -> None:
     fresh = {"MODEL.qpack": "ANEW.qpack", "NAME.qpack": "NAME.qpack"}
@@ -80,6 +81,7 @@ def test_a_command_of_the_pages_runs(command: str, run: Callable[[str], str]) ->
     run(command)
 
 
+@pytest.mark.long
 def test_the_python_of_the_readme_runs(place: Path) -> None:
     for block in re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL):
         done = subprocess.run([sys.executable, "-c", block], cwd=place, capture_output=True, text=True, timeout=120)
@@ -194,6 +196,7 @@ def test_a_place_that_takes_no_results_is_told_before_they_are_measured(
     assert f"{tmp_path} cannot be written to" in capfd.readouterr().err
 
 
+@pytest.mark.long
 def test_a_process_ends_with_the_code_and_without_a_traceback(tmp_path: Path) -> None:
     too_long = "word " * 5000  # transformers warns of it before the command refuses it
     for args, code in ((["generate", "demo", "--prompt", too_long, "--quiet"], 1), (["nonesuch"], 2)):

@@ -657,6 +657,7 @@ def test_no_budget_keeps_no_caches(start: Callable[..., Engine]) -> None:
     assert len(engine.store) == 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "close",
     # a process each, with compiled functions: seconds. The one that closes itself at exit is the one users meet.

@@ -48,6 +48,7 @@ def test_the_oracle_finds_no_difference(name: str, tmp_path: Path) -> None:
     assert found.agrees
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", NAMES)
 def test_generate_gives_the_ids_of_stock_mlx_lm(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     stock, _ = load_model(ROOT / name)

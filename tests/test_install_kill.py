@@ -60,6 +60,7 @@ def content(folder: Path) -> dict[str, bytes]:
     return {f.relative_to(folder).as_posix(): f.read_bytes() for f in sorted(folder.rglob("*")) if f.is_file()}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("kind", "kills"), [("checkpoint", 3), ("container", 1)])
 def test_killed_again_and_again_it_still_gives_the_same_bytes(
     hub: LoopbackHub, tmp_path: Path, kind: str, kills: int

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from tiny import make_config
 
 from swiftlet_mlx.safetensors import build_header, tensor_bytes
@@ -29,6 +30,7 @@ print(json.dumps({"loaded": loaded - before, "used": used - before, "pool": mode
 """
 
 
+@pytest.mark.long
 def test_loading_costs_dense_weights_and_pool_and_maps_no_file(tmp_path: Path) -> None:
     hidden, inner, experts, layers, vocab = 512, 256, 32, 6, 8192
     config = make_config("qwen3_moe", layers=layers, experts=experts, hidden=hidden, vocab=vocab)

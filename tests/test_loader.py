@@ -120,6 +120,7 @@ def test_return_config_gives_the_third_item(original: Path) -> None:
     assert load(original, return_config=True)[2]["model_type"] == "qwen3_5_moe"
 
 
+@pytest.mark.long
 def test_unmodified_mlx_lm_runs_a_container(original: Path, tmp_path: Path) -> None:
     container = tmp_path / "model.qpack"
     repack_checkpoint(original, container)
@@ -170,6 +171,7 @@ def test_a_pool_below_one_tokens_experts_is_warned_about_with_numbers(original: 
     assert any("one token uses 8" in text for text in said), said
 
 
+@pytest.mark.long
 def test_twenty_loads_leave_no_file_thread_or_memory_behind(tmp_path: Path) -> None:
     folder = make_checkpoint(tmp_path / "model", kind="qwen3_moe", shape={"layers": 1})
     fds = Path("/proc/self/fd")
@@ -195,14 +197,16 @@ def test_twenty_loads_leave_no_file_thread_or_memory_behind(tmp_path: Path) -> N
 
 def test_a_load_that_fails_leaves_no_file_open(folder: Path) -> None:
     fds = Path("/proc/self/fd")
-    before = len(list(fds.iterdir())) if fds.is_dir() else 0
+    if not fds.is_dir():
+        pytest.skip("the system does not list a process's open files")
     for gb, hidden in ((1e-9, 64), (None, 96)):
         change_config(folder, lambda config, hidden=hidden: config["text_config"].update(hidden_size=hidden))  # type: ignore[misc]
         with pytest.raises((BudgetTooSmall, StreamingUnsupported)) as caught:
             load_streamed(folder, cache_gb=gb)
         del caught
         gc.collect()
-        assert not before or len(list(fds.iterdir())) == before
+        still_open = [str(file) for fd in fds.iterdir() if (file := fd.resolve()).is_relative_to(folder.resolve())]
+        assert not still_open
 
 
 # ---- checkpoints that do not say what they must --------------------------------------------------------------------
@@ -357,6 +361,7 @@ def test_a_name_that_is_no_folder_says_how_to_install() -> None:
         load("no/such-model")
 
 
+@pytest.mark.long
 def test_load_stays_a_function_whatever_was_imported_before() -> None:
     program = "import swiftlet_mlx.loader; from swiftlet_mlx import load; assert callable(load)"
     subprocess.run([sys.executable, "-c", program], check=True)

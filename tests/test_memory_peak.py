@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from tiny import make_checkpoint
 
 PROGRAM = """
@@ -43,6 +44,7 @@ print(json.dumps(found))
 """
 
 
+@pytest.mark.long
 def test_a_long_prompt_and_fifty_turns_stay_within_the_plan(tmp_path: Path) -> None:
     shape = {"layers": 2, "experts": 8, "top_k": 2, "hidden": 32}
     folder = make_checkpoint(tmp_path / "model", tokenizer=True, shape=shape, full_attention_interval=2)

@@ -212,6 +212,7 @@ class Mean(nn.Module):
         return mx.broadcast_to(x.mean(axis=1, keepdims=True), x.shape)
 
 
+@pytest.mark.long
 def test_twenty_thousand_tokens_read_each_expert_once(streamed: Any) -> None:
     ours = streamed("qwen3_moe", 4, chunk_tokens=2048)
     # Attention over 20,000 tokens takes a minute on a CPU and is not what is counted here.

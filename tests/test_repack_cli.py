@@ -61,6 +61,7 @@ def test_a_terminal_gets_a_progress_bar(source: Path, tmp_path: Path) -> None:
     assert "━".encode() in shown
 
 
+@pytest.mark.long
 def test_what_fails_is_one_message_without_a_traceback(source: Path, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "taken").mkdir()

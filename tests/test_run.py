@@ -22,6 +22,7 @@ def start(*more: str) -> subprocess.Popen[bytes]:
     return subprocess.Popen([*ENDLESS, *more], stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 def test_an_interrupted_command_says_so_and_exits_with_130(number: signal.Signals) -> None:
     process = start("--max-tokens", "2000", "--quiet")
@@ -46,6 +47,7 @@ def test_interrupted_is_said_on_a_line_of_its_own(
     assert capsys.readouterr().err == "Delete it? ^C\nswiftlet-mlx: interrupted\n"
 
 
+@pytest.mark.long
 def test_a_reader_that_leaves_is_no_error() -> None:
     with start("--max-tokens", "2000", "--quiet") as process:
         assert process.stdout is not None
@@ -91,6 +93,7 @@ def test_wrong_usage_is_told_in_one_line_with_what_was_found(capsys: pytest.Capt
         assert found in said or option == "--top-q"
 
 
+@pytest.mark.long
 def test_a_reply_that_was_cut_off_says_so_and_one_of_thoughts_alone_even_when_quiet(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

@@ -63,6 +63,7 @@ def browser() -> Iterator[Any]:
         opened.close()
 
 
+@pytest.mark.long
 def test_a_conversation_on_the_page(served: Served, browser: Any) -> None:
     context = browser.new_context(viewport={"width": 390, "height": 800}, color_scheme="dark")
     page = context.new_page()

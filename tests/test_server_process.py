@@ -85,6 +85,7 @@ def fails(capsys: pytest.CaptureFixture[str], *args: str) -> tuple[int, str]:
     return code, said
 
 
+@pytest.mark.long
 def test_the_bundled_model_answers_every_client(demo: Process) -> None:
     with openai.OpenAI(base_url=demo.url + "/v1", api_key="none") as client:
         chat = client.chat.completions.create(model="gpt-4o", messages=QUESTION)

@@ -191,7 +191,7 @@ def test_what_is_no_message_is_refused_and_leaves_no_trace(opened: Callable[...,
         ("a\0b", "a\0b"),
         ("half of an emoji \ud83d", "half of an emoji \ufffd"),
         ("\ud83d\udc4d", "\N{THUMBS UP SIGN}"),
-        ("x" * 1000, "x" * 1000),
+        ("x" * 300, "x" * 300),
     ],
 )
 def test_odd_messages_are_answered_and_kept(

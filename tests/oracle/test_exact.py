@@ -108,6 +108,7 @@ LONG = [("qwen3_next", 4, "one slot a layer"), ("qwen3_5_moe", "mixed", "everyth
 REST = [(*case, pool) for case in CASES for pool in ("one slot a layer", "everything") if (*case, pool) not in LONG]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("kind", "bits", "pool"),
     [*LONG, *(pytest.param(*case, marks=pytest.mark.slow) for case in REST)],  # a minute for all of them
@@ -122,6 +123,7 @@ def test_400_greedy_tokens_equal_those_of_stock_mlx_lm(folders: Any, kind: str, 
     assert greedy(streamed, PROMPT, 400) == expected
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("step", [1, 7, 2048])
 def test_a_long_prompt_goes_on_alike_at_every_prefill_step(folders: Any, step: int) -> None:
     folder = folders("qwen3_next", 4)
