@@ -13,9 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import anthropic
 import httpx
-import openai
 import pytest
 
 from swiftlet_mlx.cli.app import app
@@ -87,6 +85,9 @@ def fails(capsys: pytest.CaptureFixture[str], *args: str) -> tuple[int, str]:
 
 @pytest.mark.long
 def test_the_bundled_model_answers_every_client(demo: Process) -> None:
+    import anthropic  # here, for importing it takes seconds and every worker collects this file
+    import openai
+
     with openai.OpenAI(base_url=demo.url + "/v1", api_key="none") as client:
         chat = client.chat.completions.create(model="gpt-4o", messages=QUESTION)
         assert "Madrid" in (chat.choices[0].message.content or "")
@@ -106,6 +107,8 @@ def test_the_bundled_model_answers_every_client(demo: Process) -> None:
 
 
 def test_a_second_turn_is_answered_from_the_cache(demo: Process) -> None:
+    import openai
+
     with openai.OpenAI(base_url=demo.url + "/v1", api_key="none") as client:
         first = client.chat.completions.create(model="demo", messages=QUESTION)
         answer: Any = {"role": "assistant", "content": first.choices[0].message.content}

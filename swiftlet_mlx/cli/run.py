@@ -11,7 +11,9 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Any
 
 import typer
 from typer.exceptions import TyperException
@@ -37,7 +39,7 @@ def run(app: typer.Typer, args: Sequence[str] | None = None) -> int:
     if hasattr(signal, "SIGTERM"):
         signal.signal(signal.SIGTERM, _interrupt)
     try:
-        code = app(args, standalone_mode=False)
+        code = _command(app)(args, standalone_mode=False)
         sys.stdout.flush()
         if code == INTERRUPTED:  # typer makes this of KeyboardInterrupt, and says nothing
             _say_interrupted()
@@ -74,6 +76,11 @@ def run(app: typer.Typer, args: Sequence[str] | None = None) -> int:
             "This is a bug in swiftlet-mlx. Set SWIFTLET_MLX_DEBUG=1, run it again and report what it prints"
         )
         return 1
+
+
+@lru_cache(maxsize=4)  # 30 ms: it reads the signature of every command
+def _command(app: typer.Typer) -> Callable[..., Any]:
+    return typer.main.get_command(app)
 
 
 def _open_closed_streams() -> None:
