@@ -58,11 +58,6 @@ class Prefetch:
         self._source, self._threads, self._stats = source, threads, stats
         self._runs: list[Run] = []
 
-    @property
-    def under_way(self) -> bool:
-        """Whether slots are claimed: `end` must come before anything else claims some."""
-        return bool(self._runs)
-
     def claim(self, pools: Iterable[SlotPool], wanted: Mapping[int, Sequence[int]]) -> None:
         """Give free slots to those experts that have none.
 
@@ -81,7 +76,9 @@ class Prefetch:
             self._threads.post_idle(run.read, self._source)
 
     def end(self) -> None:
-        """Drop what has not begun; enter what was read."""
+        """Drop what has not begun; enter what was read. Must come before anything else claims slots."""
+        if not self._runs:
+            return
         self._threads.drop_idle()
         self._threads.drain()
         _settle(self._runs, self._stats)

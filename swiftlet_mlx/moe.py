@@ -62,9 +62,7 @@ class Streamed:
             pools.hold(y, pool)
             return y
         experts = pools.choice(pool, indices, guess)  # host synchronisation
-        needed = list(dict.fromkeys(experts))
-        if pools.recorder is not None:
-            pools.recorder(self.layer, needed)
+        needed = pools.distinct(pool, experts)
         if len(needed) > pool.n_slots:
             return self._in_waves(x, np.array(experts, np.uint32).reshape(indices.shape), needed)
         early = None

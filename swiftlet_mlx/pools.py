@@ -146,6 +146,13 @@ class Pools:
             self._guess = self.layers[guess.layer], numbers[1]
         return numbers[0]
 
+    def distinct(self, pool: SlotPool, experts: list[int]) -> list[int]:
+        """A layer's choice without repetitions; the recorder hears of it."""
+        needed = list(dict.fromkeys(experts))
+        if self.recorder is not None:
+            self.recorder(pool.table.layer, needed)
+        return needed
+
     def may_choose_later(self, pool: SlotPool, indices: mx.array) -> bool:
         """Whether `choose_later` is allowed and worth it: the device computes on while a layer's reads are short."""
         return self.may_wait_later(indices) and indices.size <= pool.n_slots and not self.waits_long
@@ -159,12 +166,9 @@ class Pools:
             indices: the router's choice.
             guess: what a later layer may need, to be read back in the same go.
         """
-        self.resolve()
-        self.wait()  # for a layer before that did not choose later
+        self._come_to_rest()
         if pool in self._readers:  # of the step before: evaluated long since, but for a model of one layer
             mx.eval(*self._readers.pop(pool))
-        if self._prefetch.under_way:
-            self._prefetch.end()
         asked = self._ask(indices, guess)
         mx.async_eval(*asked.lazy)  # type: ignore[no-untyped-call]
         self._begin_guessed(pool)
@@ -183,9 +187,7 @@ class Pools:
         pool = later.pool
         experts = self._told(later.asked, later.guess)  # host synchronisation
         self.stats.read_backs += 1
-        needed = list(dict.fromkeys(experts))
-        if self.recorder is not None:
-            self.recorder(pool.table.layer, needed)
+        needed = self.distinct(pool, experts)
         built = self._readers.pop(pool, [])  # on the slots it is about to be given
         self.begin(pool, needed)
         self.wait()
@@ -225,14 +227,17 @@ class Pools:
         self.wait()
 
     def _evaluate(self, *arrays: mx.array, chooser: SlotPool | None = None) -> None:
-        self.resolve()
-        self.wait()
-        if self._prefetch.under_way:
-            self._prefetch.end()
+        self._come_to_rest()
         self._begin_guessed(chooser)
         mx.eval(*arrays, *chain.from_iterable(self._readers.values()))
         self._readers.clear()
         self.stats.read_backs += 1
+
+    def _come_to_rest(self) -> None:
+        """End whatever fills slots, of layers that choose later and of those that do not."""
+        self.resolve()
+        self.wait()
+        self._prefetch.end()
 
     def _begin_guessed(self, chooser: SlotPool | None) -> None:
         """Read what was guessed for the layer that chooses next."""
@@ -394,8 +399,7 @@ class Pools:
             self._settle()
         except Exception:  # nobody waits for these experts any more
             pass
-        if self._prefetch.under_way:
-            self._prefetch.end()
+        self._prefetch.end()
         if self._staging is not None:
             mx.synchronize()  # moves out of staging rows that nobody remembers
         for pool in self.layers.values():
@@ -411,8 +415,7 @@ class Pools:
             wanted: layer to experts, most wanted first.
         """
         self._recover()  # what is on its way on a wrong guess must not be given a second slot
-        if self._prefetch.under_way:
-            self._prefetch.end()
+        self._prefetch.end()
         if self.direct and self._staging is None:  # staging is for one layer at a time
             self.in_doubt = True
             self._prefetch.claim(self.layers.values(), wanted)
@@ -460,11 +463,9 @@ class Pools:
         """
         self._size = budget
         self._recover()
-        if self._prefetch.under_way:
-            self._prefetch.end()
-        mx.eval(
-            *chain.from_iterable(self._readers.values())
-        )  # graphs that still read the old arrays would keep them alive
+        self._prefetch.end()
+        # graphs that still read the old arrays would keep them alive
+        mx.eval(*chain.from_iterable(self._readers.values()))
         self._readers.clear()
         tables = self.source.tables
         n_slots = split(tables, max(budget, minimum_bytes(tables, self.top_k)), self.top_k)

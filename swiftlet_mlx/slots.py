@@ -150,8 +150,7 @@ class SlotPool:
         slots = [self.slots[e] for e in experts]
         if claimed:
             slots = [claimed.get(e, slot) for e, slot in zip(experts, slots, strict=True)]
-        if EMPTY in slots:
-            raise self._absent()
+        slots = self._all_resident(slots)
         few = self.staging.numbers(slots) if self.staging is not None else mx.array(slots, mx.uint32)
         return few.reshape(shape)
 
@@ -168,10 +167,7 @@ class SlotPool:
         Raises:
             LookupError: for an expert without a slot.
         """
-        slots = [self.slots[e] for e in experts]
-        if EMPTY in slots:
-            raise self._absent()
-        self._numbers[shape].write(slots)
+        self._numbers[shape].write(self._all_resident([self.slots[e] for e in experts]))
 
     def store_staged(self, slot: int, staging: Sequence[bytearray]) -> None:
         """Fill one slot by a copy that MLX sees; for devices that do not see host writes."""
@@ -210,13 +206,11 @@ class SlotPool:
                 use(self)
             mx.synchronize()  # a stream lets go of its inputs a moment after it has announced the result
             mx.clear_cache()
-        used = set(target.values())
-        self._free = [slot for slot in range(n_slots - 1, -1, -1) if slot not in used]
         self.n_slots = n_slots
         if self.direct:
             self._look()
         self._torn = False
-        self.complete = len(residents) == self.table.expert_count
+        self.mend()
 
     def _renew(self) -> None:
         """Begin again with empty slots."""
@@ -264,6 +258,11 @@ class SlotPool:
             total = mx.sum(array[0].reshape(-1).view(mx.uint8)[:n].astype(mx.uint32))
             seen = seen and total.item() == byte * n
         return seen
+
+    def _all_resident(self, slots: list[int]) -> list[int]:
+        if EMPTY in slots:
+            raise self._absent()
+        return slots
 
     def _absent(self) -> LookupError:
         return LookupError(f"layer {self.table.layer}: an expert is used without being resident")
