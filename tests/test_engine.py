@@ -373,10 +373,9 @@ def test_an_error_ends_its_request_and_no_other(start: Callable[..., Engine], er
     assert engine.state == "ready"
 
 
-def test_the_cache_of_a_failed_request_is_thrown_away(start: Callable[..., Engine]) -> None:
-    model = random_model()
-    layer = model.layers[2]
-    broken = [True]
+def breaking(layer: Any, at_once: bool) -> list[bool]:
+    """Let a layer fail while the one entry of the list is true."""
+    broken = [at_once]
 
     class Breaks(type(layer)):  # type: ignore[misc]
         def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -385,6 +384,12 @@ def test_the_cache_of_a_failed_request_is_thrown_away(start: Callable[..., Engin
             return super().__call__(*args, **kwargs)
 
     layer.__class__ = Breaks
+    return broken
+
+
+def test_the_cache_of_a_failed_request_is_thrown_away(start: Callable[..., Engine]) -> None:
+    model = random_model()
+    broken = breaking(model.layers[2], True)
     engine = start(model)
     with pytest.raises(GenerationFailed, match="layer 2"):
         list(engine.submit(request()))
@@ -396,16 +401,7 @@ def test_the_cache_of_a_failed_request_is_thrown_away(start: Callable[..., Engin
 
 def test_a_failed_later_turn_leaves_nothing_uneven_behind(start: Callable[..., Engine]) -> None:
     model = random_model()
-    layer = model.layers[2]
-    broken = [False]
-
-    class Breaks(type(layer)):  # type: ignore[misc]
-        def __call__(self, *args: Any, **kwargs: Any) -> Any:
-            if broken[0]:
-                raise OSError("a read failed in layer 2")
-            return super().__call__(*args, **kwargs)
-
-    layer.__class__ = Breaks
+    broken = breaking(model.layers[2], False)
     engine = start(model, idle_seconds=None)
     longer = (*PROMPT, *ids_of(list(engine.submit(request()))), *range(40, 60))
     broken[0] = True

@@ -41,11 +41,9 @@ NAME = "model.safetensors"
 
 
 @pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[LoopbackHub]:
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
-    with LoopbackHub() as running:
-        running.repo("Org/Model", {"config.json": b'{"a": 1}', NAME: DATA})
-        yield running
+def hub(hub: LoopbackHub) -> LoopbackHub:
+    hub.repo("Org/Model", {"config.json": b'{"a": 1}', NAME: DATA})
+    return hub
 
 
 @pytest.fixture(autouse=True)

@@ -6,7 +6,6 @@ from __future__ import annotations
 import hashlib
 import json
 import threading
-from collections.abc import Iterator
 
 import pytest
 from loopback_hub import Fault, LoopbackHub
@@ -34,13 +33,11 @@ WEIGHTS = bytes(range(256)) * 40
 
 
 @pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[LoopbackHub]:
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+def hub(hub: LoopbackHub, monkeypatch: pytest.MonkeyPatch) -> LoopbackHub:
     monkeypatch.delenv("HF_TOKEN", raising=False)
     monkeypatch.setattr("huggingface_hub.constants.HF_TOKEN_PATH", "/nowhere/token")
-    with LoopbackHub() as running:
-        running.repo("Org/Model", {"config.json": b'{"a": 1}', "model.safetensors": WEIGHTS})
-        yield running
+    hub.repo("Org/Model", {"config.json": b'{"a": 1}', "model.safetensors": WEIGHTS})
+    return hub
 
 
 def listing(hub: LoopbackHub, repo: str = "Org/Model", commit: str | None = None, **options: str) -> Listing:

@@ -3,7 +3,6 @@ network."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,13 +14,6 @@ from swiftlet_repack.sources import Hub, Mirror, Source
 from swiftlet_repack.write import repack_checkpoint
 
 from swiftlet_mlx.errors import HashMismatch
-
-
-@pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[LoopbackHub]:
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
-    with LoopbackHub() as running:
-        yield running
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import json
 import os
 import random
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -49,13 +49,6 @@ SHAPES: dict[str, dict[str, Any]] = {
     "float32": {"shards": 2, "quantized": False},
     "vision and mtp": {"shards": 3, "vision": True, "mtp": True, "layers": 3},
 }
-
-
-@pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[LoopbackHub]:
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
-    with LoopbackHub() as running:
-        yield running
 
 
 class Shop:

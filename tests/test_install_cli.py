@@ -7,7 +7,6 @@ import functools
 import io
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -27,14 +26,12 @@ from swiftlet_mlx.locate import find_model
 
 
 @pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[LoopbackHub]:
-    with LoopbackHub() as running:
-        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
-        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", running.endpoint)
-        template = running.endpoint + "/{repo_id}/resolve/{revision}/{filename}"
-        monkeypatch.setattr("huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE", template)
-        monkeypatch.setattr("sys.argv", ["swiftlet-mlx", "repack", "--from-hf", "Org/Model", "--restart"])
-        yield running
+def hub(hub: LoopbackHub, monkeypatch: pytest.MonkeyPatch) -> LoopbackHub:
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", hub.endpoint)
+    template = hub.endpoint + "/{repo_id}/resolve/{revision}/{filename}"
+    monkeypatch.setattr("huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE", template)
+    monkeypatch.setattr("sys.argv", ["swiftlet-mlx", "repack", "--from-hf", "Org/Model", "--restart"])
+    return hub
 
 
 @pytest.fixture

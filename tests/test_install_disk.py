@@ -6,7 +6,6 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +21,6 @@ from swiftlet_repack.staging import Staging
 from swiftlet_mlx.errors import Cancelled, ContainerError, DiskFull, InstallError, OutputExists, RepackError
 
 SMALL = Pace(streams=2, span_bytes=100_000, record_bytes=50_000, record_seconds=0.05)
-
-
-@pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[LoopbackHub]:
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
-    with LoopbackHub() as running:
-        yield running
 
 
 @pytest.fixture

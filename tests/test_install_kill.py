@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -32,13 +31,6 @@ with Installation(Hub("Org/Model"), Path(sys.argv[1]), patience=Patience(first_w
     work.carry_out()
 print("done", flush=True)
 """
-
-
-@pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[LoopbackHub]:
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
-    with LoopbackHub() as running:
-        yield running
 
 
 def start(hub: LoopbackHub, output: Path) -> subprocess.Popen[str]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -42,13 +41,6 @@ HASTY = Patience(
     first_contact_tries=3, wrong_answer_tries=3,
 )  # fmt: skip
 SMALL = Pace(streams=4, span_bytes=40_000, record_bytes=16_384, record_seconds=0.05)
-
-
-@pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[LoopbackHub]:
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
-    with LoopbackHub() as running:
-        yield running
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import contextlib
 import random
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -40,12 +40,10 @@ FILES = {
 
 
 @pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[LoopbackHub]:
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+def hub(hub: LoopbackHub, monkeypatch: pytest.MonkeyPatch) -> LoopbackHub:
     monkeypatch.setattr("swiftlet_repack.fetch.DIRECT_BYTES", 80_000)  # most spans here, as in earnest
-    with LoopbackHub() as running:
-        running.repo("Org/Model", FILES)
-        yield running
+    hub.repo("Org/Model", FILES)
+    return hub
 
 
 def scattered(name: str, size: int) -> Route:
