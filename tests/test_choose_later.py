@@ -12,33 +12,24 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 import pytest
+import steps
 from far_device import far_device
 from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import load_model
-from tiny import make_checkpoint
+from steps import LAYERS, check_table, checkpoints, load, same
 
 from swiftlet_mlx import pools
 from swiftlet_mlx.choice import Asked, Numbers
 from swiftlet_mlx.errors import ReadFailed
-from swiftlet_mlx.loader import load_streamed
 from swiftlet_mlx.pools import Pools
-from swiftlet_mlx.slots import EMPTY, SlotPool
+from swiftlet_mlx.slots import SlotPool
 
 TOKENS = [1, 5, 9, 42, 7, 99, 3, 17, 64, 2, 88, 51]
-LAYERS = 4
 
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    made: dict[str, Path] = {}
-
-    def folder(kind: str) -> Path:
-        if kind not in made:
-            shape = {"layers": LAYERS, "hidden": 64}
-            made[kind] = make_checkpoint(tmp_path_factory.mktemp("later") / "model", kind=kind, bits=4, shape=shape)
-        return made[kind]
-
-    return folder
+    return checkpoints(tmp_path_factory)
 
 
 @pytest.fixture
@@ -52,20 +43,8 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pools, "LONG_SECONDS", float("inf"))
 
 
-def load(folder: Path, slots: int) -> Any:
-    model: Any = load_streamed(folder, cache_gb=1.0, threads=3)[0]
-    model.pools.resize(sum(slots * pool.table.payload_bytes for pool in model.pools.layers.values()))
-    model.pools.alone = True
-    return model
-
-
-def decode(model: Any, tokens: list[int] = TOKENS) -> list[np.ndarray]:
-    cache = make_prompt_cache(model)
-    return [np.array(model(mx.array([[token]]), cache=cache)[0, -1]) for token in tokens]
-
-
-def same(a: list[np.ndarray], b: list[np.ndarray]) -> bool:
-    return all(np.array_equal(x, y) for x, y in zip(a, b, strict=True))
+def decode(model: Any) -> list[np.ndarray]:
+    return steps.decode(model, TOKENS)
 
 
 def poison(monkeypatch: pytest.MonkeyPatch) -> list[int]:
@@ -177,8 +156,7 @@ def test_a_read_that_fails_ends_the_step_and_harms_no_later_one(
         decode(model)
     assert model.pools._later is None
     assert same(decode(model), decode(load_model(folder)[0]))
-    for pool in model.pools.layers.values():
-        assert pool.n_free + sum(slot != EMPTY for slot in pool.slots) == pool.n_slots
+    check_table(model)
     model.pools.close()
 
 

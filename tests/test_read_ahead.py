@@ -11,17 +11,17 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 import pytest
+import steps
 from far_device import far_device
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import load_model
-from tiny import make_checkpoint
+from steps import check_table, checkpoints, same
 
 from swiftlet_mlx import pools
 from swiftlet_mlx.errors import ReadFailed
 from swiftlet_mlx.governor import AGAIN, PAYS, TURN, TURNS, Trial
-from swiftlet_mlx.loader import load_streamed
 from swiftlet_mlx.moe import Router, Streamed, foresee
 from swiftlet_mlx.prefill import prefill
 from swiftlet_mlx.slots import EMPTY
@@ -33,15 +33,7 @@ KINDS = ["qwen3_next", "qwen3_5_moe", "qwen3_moe"]
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    made: dict[str, Path] = {}
-
-    def folder(kind: str) -> Path:
-        if kind not in made:
-            shape = {"layers": 4, "hidden": 64}
-            made[kind] = make_checkpoint(tmp_path_factory.mktemp("ahead") / "model", kind=kind, bits=4, shape=shape)
-        return made[kind]
-
-    return folder
+    return checkpoints(tmp_path_factory)
 
 
 @pytest.fixture(scope="module")
@@ -55,39 +47,13 @@ def stock(folder: Path) -> list[np.ndarray]:
 
 
 def load(folder: Path, slots: int) -> Any:
-    model: Any = load_streamed(folder, cache_gb=1.0, threads=3)[0]
-    pools = model.pools
-    pools.resize(sum(slots * pool.table.payload_bytes for pool in pools.layers.values()))
-    assert {pool.n_slots for pool in pools.layers.values()} == {slots}
-    pools.alone, pools.foresight = True, lambda: True
+    model = steps.load(folder, slots)
+    model.pools.foresight = lambda: True
     return model
 
 
 def decode(model: Any, tokens: list[int] = TOKENS) -> list[np.ndarray]:
-    cache = make_prompt_cache(model)
-    return [np.array(model(mx.array([[token]]), cache=cache)[0, -1]) for token in tokens]
-
-
-def same(a: list[np.ndarray], b: list[np.ndarray]) -> bool:
-    return all(np.array_equal(x, y) for x, y in zip(a, b, strict=True))
-
-
-def check_table(model: Any) -> None:
-    """Every slot is free or holds, byte for byte, the expert the table names."""
-    assert model.pools._open is model.pools._ahead is None
-    for layer, pool in model.pools.layers.items():
-        residents = {e for e, slot in enumerate(pool.slots) if slot != EMPTY}
-        assert residents == pool.policy.residents
-        assert len(residents) + pool.n_free == pool.n_slots, "a slot was lost"
-        assert len({pool.slots[e] for e in residents}) == len(residents), "two experts in one slot"
-        for e in residents:
-            wanted = [bytearray(s.size) for s in pool.table.sections]
-            model.pools.source.read(layer, e, [[memoryview(b) for b in wanted]])
-            at = pool.slots[e]
-            held = [
-                memoryview(pool.arrays[s.name]).cast("B")[at * s.size : (at + 1) * s.size] for s in pool.table.sections
-            ]
-            assert [bytes(row) for row in held] == [bytes(b) for b in wanted]
+    return steps.decode(model, tokens)
 
 
 @pytest.mark.parametrize("far", [False, True])

@@ -13,13 +13,13 @@ import mlx.core as mx
 import pytest
 from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import load_model
+from steps import check_table
 from swiftlet_repack.write import repack_checkpoint
 from tiny import make_checkpoint
 
 from swiftlet_mlx import pools
 from swiftlet_mlx.errors import ReadFailed
 from swiftlet_mlx.loader import load_streamed
-from swiftlet_mlx.slots import EMPTY
 
 STEPS = [1, 5, 9, 42, 7, 99, 3, 17]
 
@@ -60,19 +60,6 @@ def decode(model: Any) -> list[mx.array]:
 
 def equal(a: list[mx.array], b: list[mx.array]) -> bool:
     return all(bool(mx.array_equal(x, y).item()) for x, y in zip(a, b, strict=True))
-
-
-def check_table(model: Any) -> None:
-    """Every slot is free or holds, byte for byte, the expert the table names."""
-    for layer, pool in model.pools.layers.items():
-        residents = {e for e, slot in enumerate(pool.slots) if slot != EMPTY}
-        assert residents == pool.policy.residents
-        assert len(residents) + len(pool._free) == pool.n_slots, "a slot was lost"
-        assert len({pool.slots[e] for e in residents}) == len(residents), "two experts in one slot"
-        for e in residents:
-            wanted = [bytearray(s.size) for s in pool.table.sections]
-            model.pools.source.read(layer, e, [[memoryview(b) for b in wanted]])
-            assert [bytes(row) for row in pool.rows(pool.slots[e])] == [bytes(b) for b in wanted]
 
 
 class Disk:
