@@ -30,19 +30,25 @@ def whole(path: Path, suffix: str = "") -> Iterator[Path]:
     temporary = Path(name)
     try:
         yield temporary
-        _flush(temporary)
+        flush(temporary)
         temporary.replace(path)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-    _flush(path.parent)  # the name itself
+    flush(path.parent)  # the name itself
 
 
-def _flush(path: Path) -> None:
+def flush(path: Path) -> None:
+    """Make a file's bytes, or the names in a folder, survive a power cut."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(descriptor)
-        if hasattr(fcntl, "F_FULLFSYNC"):  # macOS: fsync alone leaves it in the drive's cache
-            fcntl.fcntl(descriptor, fcntl.F_FULLFSYNC)
+        sync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def sync(descriptor: int) -> None:
+    """The same of an open file."""
+    os.fsync(descriptor)
+    if hasattr(fcntl, "F_FULLFSYNC"):  # macOS: fsync alone leaves it in the drive's cache
+        fcntl.fcntl(descriptor, fcntl.F_FULLFSYNC)

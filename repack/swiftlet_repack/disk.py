@@ -6,7 +6,6 @@ Knows descriptors, paths and error numbers; not what is written. Invariant: no O
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,13 +14,6 @@ from pathlib import Path
 from swiftlet_mlx.errors import DiskFull, InstallError
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
-
-
-def sync_file(fd: int) -> None:
-    """Make a file's bytes survive a power cut."""
-    os.fsync(fd)
-    if hasattr(fcntl, "F_FULLFSYNC"):  # macOS: fsync alone leaves them in the drive's cache
-        fcntl.fcntl(fd, fcntl.F_FULLFSYNC)
 
 
 def sync_folder(folder: Path) -> None:

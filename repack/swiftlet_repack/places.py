@@ -16,8 +16,9 @@ from pathlib import Path
 
 from swiftlet_mlx.errors import DiskFull, RepackError
 from swiftlet_mlx.qpack import safe_relative
+from swiftlet_mlx.whole import sync
 
-from .disk import FULL, sync_file
+from .disk import FULL
 
 STATE = ".install"  # folder inside the staging folder for what is not part of the result; gone when it is finished
 MAX_READ_BYTES = 1 << 20  # large enough for full disk speed, small enough to hash from a cache
@@ -200,7 +201,7 @@ class Places:
         """
         for target in targets:
             try:
-                sync_file(self._fd(target))
+                sync(self._fd(target))
             except OSError as error:
                 raise self.refusal(error, target) from None
 

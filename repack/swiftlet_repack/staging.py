@@ -14,8 +14,9 @@ from pathlib import Path
 from swiftlet_mlx.errors import NotResumable, OutputExists
 from swiftlet_mlx.library import PARTIAL
 from swiftlet_mlx.qpack import is_container, open_container
+from swiftlet_mlx.whole import flush
 
-from .disk import in_words, sync_file, sync_folder
+from .disk import in_words, sync_folder
 from .journal import Journal
 from .places import STATE
 
@@ -98,7 +99,7 @@ class Staging:
                 if path.is_dir():
                     folders.add(path)
                 else:
-                    _sync_file(path)
+                    flush(path)
             for folder in folders:
                 sync_folder(folder)
             if self.output.exists():
@@ -126,11 +127,3 @@ def free_bytes(folder: Path) -> int:
 def allocated_bytes(folder: Path) -> int:
     """Bytes the file system has given to the files under a folder; holes count nothing."""
     return sum(file.stat().st_blocks * 512 for file in folder.rglob("*") if file.is_file())
-
-
-def _sync_file(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        sync_file(fd)
-    finally:
-        os.close(fd)

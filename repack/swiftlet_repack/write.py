@@ -19,8 +19,9 @@ from swiftlet_mlx.jsonfile import to_json
 from swiftlet_mlx.layout import LayerTable
 from swiftlet_mlx.qpack import HASHES, LAYOUT, MANIFEST
 from swiftlet_mlx.reader import CheckpointSource
+from swiftlet_mlx.whole import sync
 
-from .disk import in_words, sync_file
+from .disk import in_words
 from .plan import Plan, TensorFile, make_plan, small_text
 from .staging import MARGIN_BYTES, Staging, allocated_bytes, free_bytes
 
@@ -154,7 +155,7 @@ def _write(path: Path, blocks: Iterator[memoryview], on_bytes: Callable[[int], N
                 block = block[file.write(block) :]
             done = file.tell()
             on_bytes(done)
-        sync_file(file.fileno())
+        sync(file.fileno())
     return digest.hexdigest()
 
 
